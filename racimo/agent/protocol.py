@@ -1,0 +1,349 @@
+"""Every message on an agent's Unix socket, between the control process, the agent and the workers of its node.
+
+Framing: a 4-byte big-endian length, then a msgpack map. The first frame says who connects (`ControlHello` or
+`WorkerHello`). Control sends a `Request` (id and body) and gets one `Reply` with the same id; several may be in
+flight. A worker's connection carries one-way messages both ways.
+"""
+
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+from racimo.spec.run import CheckpointSpec
+from racimo.state.events import WorkerExited, WorkerHung, WorkerReady, WorkerStarted
+from racimo.state.nouns import Node
+
+MAX_FRAME_BYTES = 64 * 2**20
+FRAME_HEADER = struct.Struct(">I")
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
+    pass
+
+
+# What a worker is to be
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a snapshot: path below its root with `/`, permission bits, size and SHA-256 of the content."""
+
+    path: str
+    mode: int
+    size_bytes: int
+    sha256: str
+
+
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All an agent needs to start one worker. The same order may come twice; `worker` is its name, `run/attempt/index`.
+
+    `secrets` are put into the worker's environment and never written to disk.
+    `exec_of` names the worker beside which an `exec` command runs (same folder and environment).
+    """
+
+    worker: str
+    kind: Literal["command", "train", "exec"]
+    command: tuple[str, ...] = ()
+    train_file: str = ""
+    train_function: str = ""
+    args: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    files: tuple[FileEntry, ...] = ()
+    requirements: str = ""
+    variables: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    devices: tuple[int, ...] = ()
+    threads: int = 1
+    memory_bytes: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    restart_count: int = 0
+    max_restarts: int = 0
+    rendezvous_key: str = ""
+    """The agent picks one MASTER_PORT per key and keeps to it: `run/attempt`."""
+    least: int = 1
+    most: int = 1
+    seed: int = 0
+    hang_after_s: float = 60.0
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    exec_of: str = ""
+
+
+class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker knows of itself: JSON in the file that its environment variable `RACIMO_WORKER` names."""
+
+    worker: str
+    run: str
+    attempt: int
+    index: int
+    rank: int
+    world_size: int
+    least: int
+    most: int
+    seed: int
+    threads: int
+    devices: tuple[int, ...]
+    directory: str
+    """The worker's own folder: logs, `steps.jsonl`, `exit.json`."""
+    output_dir: str
+    checkpoint: CheckpointSpec
+    agent_socket: str
+    node: str
+    host: str
+
+
+# Control to agent
+
+
+class ControlHello(_Message, kw_only=True):
+    cluster: str
+    protocol: int
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    pid: int | None
+    exited: bool
+
+
+class ControlWelcome(_Message, kw_only=True):
+    """`instance` changes whenever the agent starts anew. `workers`: all whose exit is not yet acknowledged."""
+
+    node: Node
+    instance: str
+    workers: tuple[WorkerState, ...]
+
+
+class StartWorker(_Message, kw_only=True):
+    order: WorkerOrder
+
+
+class StartReply(_Message, kw_only=True):
+    """`missing`: contents to be sent with `PutBlob` before the same `StartWorker` is sent again; then nothing was started."""
+
+    missing: tuple[str, ...] = ()
+
+
+class PutBlob(_Message, kw_only=True):
+    sha256: str
+    content: bytes
+
+
+class StopWorker(_Message, kw_only=True):
+    """stop: SIGTERM to the worker's process group, SIGKILL after `grace_s`. abort: SIGKILL at once. pause: an elastic
+    worker commits, saves and leaves; any other is frozen (SIGSTOP) and keeps its devices. thaw: SIGCONT.
+    release: leave when the next generation comes without it; SIGTERM after `grace_s`."""
+
+    worker: str
+    how: Literal["stop", "abort", "pause", "thaw", "release"]
+    grace_s: float = 10.0
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One worker of a generation; its rank is its position."""
+
+    worker: str
+    address: str
+
+
+class Announce(_Message, kw_only=True):
+    """The newest generation of a run, for the agent to keep and tell its workers, now and when they connect."""
+
+    run: str
+    attempt: int
+    number: int
+    members: tuple[Member, ...]
+    reason: str
+
+
+class PullEvents(_Message, kw_only=True):
+    """Events after the cursor `after`, which acknowledges all up to it; waits up to `wait_s` for the first."""
+
+    after: int
+    wait_s: float = 0.0
+    limit: int = 500
+
+
+AgentEvent = WorkerStarted | WorkerReady | WorkerExited | WorkerHung
+
+
+class NumberedEvent(msgspec.Struct, frozen=True):
+    number: int
+    event: AgentEvent
+
+
+class EventBatch(_Message, kw_only=True):
+    events: tuple[NumberedEvent, ...]
+
+
+class ReadLog(_Message, kw_only=True):
+    """Bytes of a worker's log from `offset` (negative: that many from the end); waits up to `wait_s` for some."""
+
+    worker: str
+    stream: Literal["out", "err"] = "out"
+    offset: int = 0
+    limit: int = 256 * 1024
+    wait_s: float = 0.0
+
+
+class LogChunk(_Message, kw_only=True):
+    """`offset` is where `content` begins (later than asked where old parts were dropped). `ended`: no more will come."""
+
+    offset: int
+    content: bytes
+    ended: bool
+
+
+class PullProgress(_Message, kw_only=True):
+    """The newest `Progress` of every live worker, once any is newer than `after`; waits up to `wait_s`."""
+
+    after: int = 0
+    wait_s: float = 0.0
+
+
+class ProgressBatch(_Message, kw_only=True):
+    number: int
+    progress: tuple["Progress", ...]
+
+
+class ReadReports(_Message, kw_only=True):
+    """What workers of a run reported, from line `after` on; first wins per (step, name)."""
+
+    run: str
+    after: int = 0
+    limit: int = 1_000
+
+
+class ReportBatch(_Message, kw_only=True):
+    next: int
+    reports: tuple["Report", ...]
+
+
+class Usage(_Message, kw_only=True):
+    """Asks for the processes of this node."""
+
+
+class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str
+    pid: int
+    resident_bytes: int
+    private_bytes: int
+    cpu_s: float
+
+
+class UsageReply(_Message, kw_only=True):
+    processes: tuple[ProcessUsage, ...]
+    free_memory_bytes: int
+    free_disk_bytes: int
+
+
+class ForgetRun(_Message, kw_only=True):
+    """Deletes what the node keeps of an ended run: files, logs and worker records (not its outputs)."""
+
+    run: str
+
+
+class Shutdown(_Message, kw_only=True):
+    """Ends every worker and zygote of this agent, then the agent."""
+
+    grace_s: float = 5.0
+
+
+class Ok(_Message, kw_only=True):
+    pass
+
+
+class Refused(_Message, kw_only=True):
+    code: str
+    message: str
+    hint: str = ""
+
+
+RequestBody = (
+    ControlHello | StartWorker | PutBlob | StopWorker | Announce | PullEvents | ReadLog | PullProgress | ReadReports
+    | Usage | ForgetRun | Shutdown
+)  # fmt: skip
+ReplyBody = (
+    ControlWelcome | StartReply | EventBatch | LogChunk | ProgressBatch | ReportBatch | UsageReply | Ok | Refused
+)  # fmt: skip
+
+
+class Request(msgspec.Struct, frozen=True):
+    id: int
+    body: RequestBody
+
+
+class Reply(msgspec.Struct, frozen=True):
+    id: int
+    body: ReplyBody
+
+
+# Worker to agent
+
+
+class WorkerHello(_Message, kw_only=True):
+    worker: str
+    pid: int
+
+
+class Ready(_Message, kw_only=True):
+    """Entered `run.steps`; sent again after each reconnection."""
+
+    address: str
+    micro_shards: int
+    numerics: str
+
+
+class Progress(_Message, kw_only=True):
+    """Where a worker is. `phase_number` grows with each change of phase; a hang is one that does not.
+
+    `phase`: `starting`, `compute`, `exchange`, `wait`, `apply`, `checkpoint`, `done`. `waits_for`: worker indices."""
+
+    worker: str
+    generation: int = 0
+    step: int = 0
+    """Steps committed so far."""
+    until: int = 0
+    phase: str = "starting"
+    phase_number: int = 0
+    waits_for: tuple[int, ...] = ()
+    loss: float | None = None
+    step_s: float | None = None
+    """Median of the last steps, seconds."""
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+class Report(_Message, kw_only=True):
+    step: int
+    values: dict[str, float]
+
+
+class CheckpointSaved(_Message, kw_only=True):
+    step: int
+    path: str
+    size_bytes: int
+
+
+# Agent to worker
+
+
+class NewGeneration(_Message, kw_only=True):
+    attempt: int
+    number: int
+    members: tuple[Member, ...]
+    reason: str
+
+
+class PleasePause(_Message, kw_only=True):
+    pass
+
+
+class PleaseLeave(_Message, kw_only=True):
+    """The worker will not be a member of the next generation."""
+
+
+WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved
+MessageToWorker = NewGeneration | PleasePause | PleaseLeave
+
+Opening = ControlHello | WorkerHello

@@ -1,0 +1,134 @@
+"""What the API answers: the same structs on both ends. Light: no web framework is imported here."""
+
+import msgspec
+
+from racimo.agent.protocol import FileEntry, ProcessUsage, Progress, Report
+from racimo.spec.run import RunSpec
+from racimo.state.nouns import Exit, Failure, Node, Reason
+
+
+class _View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class ErrorView(_View, kw_only=True):
+    code: str
+    message: str
+    hint: str = ""
+
+
+class WorkerView(_View, kw_only=True):
+    id: str
+    index: int
+    rank: int | None = None
+    """Rank in the present generation, or as first planned."""
+    node: str
+    devices: tuple[int, ...]
+    status: str
+    pid: int | None = None
+    exit: Exit | None = None
+
+
+class RunProgress(_View, kw_only=True):
+    """The run as a whole, made from its workers' newest `Progress`."""
+
+    run: str
+    status: str
+    num_workers: int
+    step: int = 0
+    until: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    remaining_s: float | None = None
+    cost: float = 0.0
+    generation: int = 0
+    workers: tuple[Progress, ...] = ()
+
+
+class RunView(_View, kw_only=True):
+    id: str
+    kind: str
+    status: str
+    spec: RunSpec
+    reason: Reason | None = None
+    failure: Failure | None = None
+    submitted_wall_s: float
+    queued_s: float = 0.0
+    """Seconds spent waiting for devices so far."""
+    running_s: float = 0.0
+    attempt: int = 0
+    retries_used: int = 0
+    elastic: bool = False
+    least: int = 1
+    most: int = 1
+    num_live_workers: int = 0
+    generation: int = 0
+    device_s: float = 0.0
+    cost: float = 0.0
+    price_known: bool = False
+    """False where the price per device-hour is zero: a cost of zero then says nothing."""
+    workers: tuple[WorkerView, ...] = ()
+    progress: RunProgress | None = None
+    output_dir: str = ""
+
+
+class NodeView(_View, kw_only=True):
+    node: Node
+    num_free: int
+    leases: dict[int, str] = {}
+    """Device index to worker id."""
+    free_memory_bytes: int = 0
+    free_disk_bytes: int = 0
+
+
+class ClusterView(_View, kw_only=True):
+    id: str
+    version: str
+    protocol: int
+    home: str
+    address: str
+    started_wall_s: float
+    num_devices: int
+    num_free: int
+    price_per_device_hour: float
+    num_queued: int
+    num_running: int
+    num_ended: int
+    processes: tuple[ProcessUsage, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Such as a journal whose torn tail was cut off, or a zygote that is still importing torch."""
+
+
+class LogLine(_View, kw_only=True):
+    """One whole line (or the unfinished last one) of a worker's output."""
+
+    worker: str
+    stream: str
+    text: str
+
+
+class OutputView(_View, kw_only=True):
+    path: str
+    size_bytes: int
+    modified_wall_s: float
+
+
+class SnapshotRequest(_View, kw_only=True):
+    files: tuple[FileEntry, ...]
+
+
+class SnapshotView(_View, kw_only=True):
+    id: str
+    missing: tuple[str, ...] = ()
+
+
+class SubmitRequest(_View, kw_only=True):
+    spec: RunSpec
+    request: str
+
+
+class ReportsView(_View, kw_only=True):
+    next: int
+    reports: tuple[Report, ...]

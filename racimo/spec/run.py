@@ -1,0 +1,131 @@
+"""What a user asks for: one spec, spelled as flags, as YAML or as Python keywords, field for field."""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from racimo.spec.quantity import WorkerRange, parse_duration_s, parse_size_bytes, parse_worker_range
+
+Priority = Literal["low", "normal", "high"]
+PRIORITY_ORDER: dict[str, int] = {"high": 0, "normal": 1, "low": 2}
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+MAX_ARGS = 1_000
+MAX_ARG_BYTES = 128 * 1024
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how often a training run saves itself. `to`: a folder or fsspec URL, the run's output folder if empty.
+    `every`: a duration ("10m") or a count of steps ("200 steps")."""
+
+    to: str = ""
+    every: str = "10m"
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"checkpoint.keep is a count from 1 up, not {self.keep}")
+        if self.every_steps is None:
+            parse_duration_s(self.every)
+
+    @property
+    def every_steps(self) -> int | None:
+        words = self.every.split()
+        return int(words[0]) if len(words) == 2 and words[1] in ("step", "steps") and words[0].isdigit() else None
+
+    @property
+    def every_s(self) -> float | None:
+        return None if self.every_steps is not None else parse_duration_s(self.every)
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One run as asked. Exactly one of `train` and `command` is given.
+
+    `train` is a script (`train.py`, run as torchrun would run it) or `train.py:function`, called with `config`.
+    `devices` is `KIND:COUNT` for the run at its most workers, such as `cpu:4`; left out, each worker gets one device.
+    `snapshot` is the id of the uploaded files, filled in by the client from `files`.
+    `requirements` is the text of the lock file or requirement list that `env` names, filled in by the client.
+    """
+
+    name: str = ""
+    train: str = ""
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    workers: str | int = 1
+    devices: str = ""
+    threads: int = 1
+    memory: str = ""
+    priority: Priority = "normal"
+    files: str = "."
+    snapshot: str = ""
+    env: str = ""
+    requirements: str = ""
+    variables: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+    retries: int = 0
+    seed: int = 0
+    hang_after: str = "60s"
+    stop_grace: str = "10s"
+    checkpoint: CheckpointSpec = CheckpointSpec()
+
+    def __post_init__(self) -> None:
+        if bool(self.train) == bool(self.command):
+            raise ValueError("a run is exactly one of train and command")
+        if self.name and not re.match(NAME_PATTERN, self.name):
+            raise ValueError(f"a name is up to 40 of a-z, 0-9 and inner dashes, not {self.name!r}")
+        if self.threads < 1 or self.retries < 0:
+            raise ValueError(f"threads start at 1 and retries at 0, not {self.threads} and {self.retries}")
+        words = (*self.command, *self.args)
+        if len(words) > MAX_ARGS or sum(len(word) for word in words) > MAX_ARG_BYTES:
+            raise ValueError(f"at most {MAX_ARGS} arguments and {MAX_ARG_BYTES} characters of them")
+        if any("\0" in word for word in words):
+            raise ValueError("arguments cannot hold a NUL character")
+        worker_range = self.worker_range
+        if self.command and worker_range.elastic:
+            raise ValueError(f"a command has a fixed count of workers, not {worker_range}")
+        if self.devices:
+            _, count = self.device_demand
+            if count % worker_range.most:
+                raise ValueError(f"{count} devices cannot be shared evenly by {worker_range.most} workers")
+        if self.memory:
+            parse_size_bytes(self.memory)
+        parse_duration_s(self.hang_after)
+        parse_duration_s(self.stop_grace)
+
+    @property
+    def kind(self) -> Literal["train", "command"]:
+        return "train" if self.train else "command"
+
+    @property
+    def worker_range(self) -> WorkerRange:
+        return parse_worker_range(self.workers)
+
+    @property
+    def device_demand(self) -> tuple[str, int]:
+        """(kind, count) at the most workers; the kind is "" where any will do."""
+        if not self.devices:
+            return "", self.worker_range.most
+        kind, _, count = self.devices.partition(":")
+        if not kind or not (count or "1").isdigit() or int(count or "1") < 1:
+            raise ValueError(f"devices are KIND:COUNT such as cpu:4, not {self.devices!r}")
+        return kind.lower(), int(count or "1")
+
+    @property
+    def devices_per_worker(self) -> int:
+        return self.device_demand[1] // self.worker_range.most
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return parse_size_bytes(self.memory) if self.memory else None
+
+    @property
+    def train_file(self) -> str:
+        return self.train.rpartition(":")[0] if self.train_function else self.train
+
+    @property
+    def train_function(self) -> str:
+        """The function's name in `FILE:FUNCTION`, or "" for a script."""
+        head, _, tail = self.train.rpartition(":")
+        return tail if head and tail.isidentifier() else ""

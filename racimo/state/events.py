@@ -1,0 +1,181 @@
+"""Everything that happens, as frozen values: the only things that enter the journal.
+
+*Facts* came from outside: a user asked, a worker exited. *Intents* are what `decide` concluded; they are journalled
+before anything is done about them, so after a crash the same things are done again, and each doing is idempotent.
+Old journals must stay readable: fields are only added, always with a default, and names never change.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from racimo.spec.run import RunSpec
+from racimo.state.nouns import Exit, Failure, Node, Placement, Reason
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
+    pass
+
+
+# Facts: what users asked
+
+
+class RunSubmitted(_Event, kw_only=True):
+    run: str
+    spec: RunSpec
+    request: str
+    """The client's idempotency key: the same request submitted twice is one run."""
+    wall_s: float
+
+
+class StopRequested(_Event, kw_only=True):
+    run: str
+
+
+class PauseRequested(_Event, kw_only=True):
+    run: str
+
+
+class ResumeRequested(_Event, kw_only=True):
+    run: str
+
+
+class ScaleRequested(_Event, kw_only=True):
+    run: str
+    least: int
+    most: int
+
+
+# Facts: what nodes and workers did
+
+
+class NodeJoined(_Event, kw_only=True):
+    """A node came, or came back with other properties."""
+
+    node: Node
+
+
+class NodeSilent(_Event, kw_only=True):
+    node: str
+
+
+class WorkerStarted(_Event, kw_only=True):
+    run: str
+    attempt: int
+    index: int
+    pid: int
+
+
+class WorkerReady(_Event, kw_only=True):
+    """The worker entered `run.steps`: from here on the attempt is elastic. `address`: where its peers reach it."""
+
+    run: str
+    attempt: int
+    index: int
+    address: str
+    micro_shards: int
+    numerics: str
+
+
+class WorkerExited(_Event, kw_only=True):
+    run: str
+    attempt: int
+    index: int
+    exit: Exit
+    commits: int = 0
+    """The newest step committed by the run when it died, as its agent knew it; tells progress from a crash loop."""
+
+
+class WorkerHung(_Event, kw_only=True):
+    """No change of phase for too long; `failure` names rank, line and who waits."""
+
+    run: str
+    attempt: int
+    index: int
+    failure: Failure
+
+
+# Intents
+
+
+class AttemptPlanned(_Event, kw_only=True):
+    """A new attempt begins: these workers, on these devices. The attempt's number fences all earlier ones."""
+
+    run: str
+    attempt: int
+    placements: tuple[Placement, ...]
+    reason: Reason
+
+
+class WorkersPlanned(_Event, kw_only=True):
+    """More workers for a running elastic attempt: a replacement, or growth."""
+
+    run: str
+    attempt: int
+    placements: tuple[Placement, ...]
+    reason: Reason
+
+
+class WorkersLeaving(_Event, kw_only=True):
+    """These workers are to end. stop: SIGTERM, then SIGKILL after the spec's grace. pause: commit, save, leave.
+    release: leave at the next generation. abort: SIGKILL at once."""
+
+    run: str
+    attempt: int
+    indices: tuple[int, ...]
+    how: Literal["stop", "pause", "release", "abort"]
+    reason: Reason
+
+
+class GenerationAnnounced(_Event, kw_only=True):
+    run: str
+    attempt: int
+    number: int
+    members: tuple[int, ...]
+    reason: Reason
+
+
+class RunRequeued(_Event, kw_only=True):
+    """The attempt is over and another will follow when its turn comes (a retry, a crash of all workers, a resume)."""
+
+    run: str
+    reason: Reason
+    retry: bool = False
+
+
+class RunPaused(_Event, kw_only=True):
+    run: str
+    reason: Reason
+
+
+class RunEnded(_Event, kw_only=True):
+    run: str
+    status: Literal["succeeded", "failed", "stopped", "lost"]
+    reason: Reason
+    failure: Failure | None = None
+
+
+Fact = (
+    RunSubmitted
+    | StopRequested
+    | PauseRequested
+    | ResumeRequested
+    | ScaleRequested
+    | NodeJoined
+    | NodeSilent
+    | WorkerStarted
+    | WorkerReady
+    | WorkerExited
+    | WorkerHung
+)
+Intent = AttemptPlanned | WorkersPlanned | WorkersLeaving | GenerationAnnounced | RunRequeued | RunPaused | RunEnded
+Event = Fact | Intent
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the journal. `seq` is the order of everything; `at_s` the cluster's clock; `wall_s` for people."""
+
+    seq: int
+    at_s: float
+    wall_s: float
+    event: Event
