@@ -95,7 +95,7 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
 # Control to agent
 
 
-class ControlHello(_Message, kw_only=True):
+class ControlHello(_Message, frozen=True, kw_only=True):
     cluster: str
     protocol: int
 
@@ -106,7 +106,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     exited: bool
 
 
-class ControlWelcome(_Message, kw_only=True):
+class ControlWelcome(_Message, frozen=True, kw_only=True):
     """`instance` changes whenever the agent starts anew. `workers`: all whose exit is not yet acknowledged."""
 
     node: Node
@@ -114,22 +114,24 @@ class ControlWelcome(_Message, kw_only=True):
     workers: tuple[WorkerState, ...]
 
 
-class StartWorker(_Message, kw_only=True):
+class StartWorker(_Message, frozen=True, kw_only=True):
     order: WorkerOrder
 
 
-class StartReply(_Message, kw_only=True):
-    """`missing`: contents to be sent with `PutBlob` before the same `StartWorker` is sent again; then nothing was started."""
+class StartReply(_Message, frozen=True, kw_only=True):
+    """`missing`: contents to be sent with `PutBlob` before the same `StartWorker` is sent again.
+
+    Nothing was started if any are."""
 
     missing: tuple[str, ...] = ()
 
 
-class PutBlob(_Message, kw_only=True):
+class PutBlob(_Message, frozen=True, kw_only=True):
     sha256: str
     content: bytes
 
 
-class StopWorker(_Message, kw_only=True):
+class StopWorker(_Message, frozen=True, kw_only=True):
     """stop: SIGTERM to the worker's process group, SIGKILL after `grace_s`. abort: SIGKILL at once. pause: an elastic
     worker commits, saves and leaves; any other is frozen (SIGSTOP) and keeps its devices. thaw: SIGCONT.
     release: leave when the next generation comes without it; SIGTERM after `grace_s`."""
@@ -146,7 +148,7 @@ class Member(msgspec.Struct, frozen=True):
     address: str
 
 
-class Announce(_Message, kw_only=True):
+class Announce(_Message, frozen=True, kw_only=True):
     """The newest generation of a run, for the agent to keep and tell its workers, now and when they connect."""
 
     run: str
@@ -156,7 +158,7 @@ class Announce(_Message, kw_only=True):
     reason: str
 
 
-class PullEvents(_Message, kw_only=True):
+class PullEvents(_Message, frozen=True, kw_only=True):
     """Events after the cursor `after`, which acknowledges all up to it; waits up to `wait_s` for the first."""
 
     after: int
@@ -172,11 +174,11 @@ class NumberedEvent(msgspec.Struct, frozen=True):
     event: AgentEvent
 
 
-class EventBatch(_Message, kw_only=True):
+class EventBatch(_Message, frozen=True, kw_only=True):
     events: tuple[NumberedEvent, ...]
 
 
-class ReadLog(_Message, kw_only=True):
+class ReadLog(_Message, frozen=True, kw_only=True):
     """Bytes of a worker's log from `offset` (negative: that many from the end); waits up to `wait_s` for some."""
 
     worker: str
@@ -186,27 +188,29 @@ class ReadLog(_Message, kw_only=True):
     wait_s: float = 0.0
 
 
-class LogChunk(_Message, kw_only=True):
-    """`offset` is where `content` begins (later than asked where old parts were dropped). `ended`: no more will come."""
+class LogChunk(_Message, frozen=True, kw_only=True):
+    """`offset` is where `content` begins (later than asked where old parts were dropped).
+
+    `ended`: no more will come."""
 
     offset: int
     content: bytes
     ended: bool
 
 
-class PullProgress(_Message, kw_only=True):
+class PullProgress(_Message, frozen=True, kw_only=True):
     """The newest `Progress` of every live worker, once any is newer than `after`; waits up to `wait_s`."""
 
     after: int = 0
     wait_s: float = 0.0
 
 
-class ProgressBatch(_Message, kw_only=True):
+class ProgressBatch(_Message, frozen=True, kw_only=True):
     number: int
     progress: tuple["Progress", ...]
 
 
-class ReadReports(_Message, kw_only=True):
+class ReadReports(_Message, frozen=True, kw_only=True):
     """What workers of a run reported, from line `after` on; first wins per (step, name)."""
 
     run: str
@@ -214,12 +218,12 @@ class ReadReports(_Message, kw_only=True):
     limit: int = 1_000
 
 
-class ReportBatch(_Message, kw_only=True):
+class ReportBatch(_Message, frozen=True, kw_only=True):
     next: int
     reports: tuple["Report", ...]
 
 
-class Usage(_Message, kw_only=True):
+class Usage(_Message, frozen=True, kw_only=True):
     """Asks for the processes of this node."""
 
 
@@ -231,29 +235,29 @@ class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-class UsageReply(_Message, kw_only=True):
+class UsageReply(_Message, frozen=True, kw_only=True):
     processes: tuple[ProcessUsage, ...]
     free_memory_bytes: int
     free_disk_bytes: int
 
 
-class ForgetRun(_Message, kw_only=True):
+class ForgetRun(_Message, frozen=True, kw_only=True):
     """Deletes what the node keeps of an ended run: files, logs and worker records (not its outputs)."""
 
     run: str
 
 
-class Shutdown(_Message, kw_only=True):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """Ends every worker and zygote of this agent, then the agent."""
 
     grace_s: float = 5.0
 
 
-class Ok(_Message, kw_only=True):
+class Ok(_Message, frozen=True, kw_only=True):
     pass
 
 
-class Refused(_Message, kw_only=True):
+class Refused(_Message, frozen=True, kw_only=True):
     code: str
     message: str
     hint: str = ""
@@ -281,12 +285,12 @@ class Reply(msgspec.Struct, frozen=True):
 # Worker to agent
 
 
-class WorkerHello(_Message, kw_only=True):
+class WorkerHello(_Message, frozen=True, kw_only=True):
     worker: str
     pid: int
 
 
-class Ready(_Message, kw_only=True):
+class Ready(_Message, frozen=True, kw_only=True):
     """Entered `run.steps`; sent again after each reconnection."""
 
     address: str
@@ -294,7 +298,7 @@ class Ready(_Message, kw_only=True):
     numerics: str
 
 
-class Progress(_Message, kw_only=True):
+class Progress(_Message, frozen=True, kw_only=True):
     """Where a worker is. `phase_number` grows with each change of phase; a hang is one that does not.
 
     `phase`: `starting`, `compute`, `exchange`, `wait`, `apply`, `checkpoint`, `done`. `waits_for`: worker indices."""
@@ -314,12 +318,12 @@ class Progress(_Message, kw_only=True):
     tokens_per_s: float | None = None
 
 
-class Report(_Message, kw_only=True):
+class Report(_Message, frozen=True, kw_only=True):
     step: int
     values: dict[str, float]
 
 
-class CheckpointSaved(_Message, kw_only=True):
+class CheckpointSaved(_Message, frozen=True, kw_only=True):
     step: int
     path: str
     size_bytes: int
@@ -328,18 +332,18 @@ class CheckpointSaved(_Message, kw_only=True):
 # Agent to worker
 
 
-class NewGeneration(_Message, kw_only=True):
+class NewGeneration(_Message, frozen=True, kw_only=True):
     attempt: int
     number: int
     members: tuple[Member, ...]
     reason: str
 
 
-class PleasePause(_Message, kw_only=True):
+class PleasePause(_Message, frozen=True, kw_only=True):
     pass
 
 
-class PleaseLeave(_Message, kw_only=True):
+class PleaseLeave(_Message, frozen=True, kw_only=True):
     """The worker will not be a member of the next generation."""
 
 

@@ -11,13 +11,13 @@ class _View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pass
 
 
-class ErrorView(_View, kw_only=True):
+class ErrorView(_View, frozen=True, kw_only=True):
     code: str
     message: str
     hint: str = ""
 
 
-class WorkerView(_View, kw_only=True):
+class WorkerView(_View, frozen=True, kw_only=True):
     id: str
     index: int
     rank: int | None = None
@@ -29,7 +29,7 @@ class WorkerView(_View, kw_only=True):
     exit: Exit | None = None
 
 
-class RunProgress(_View, kw_only=True):
+class RunProgress(_View, frozen=True, kw_only=True):
     """The run as a whole, made from its workers' newest `Progress`."""
 
     run: str
@@ -47,7 +47,7 @@ class RunProgress(_View, kw_only=True):
     workers: tuple[Progress, ...] = ()
 
 
-class RunView(_View, kw_only=True):
+class RunView(_View, frozen=True, kw_only=True):
     id: str
     kind: str
     status: str
@@ -74,7 +74,7 @@ class RunView(_View, kw_only=True):
     output_dir: str = ""
 
 
-class NodeView(_View, kw_only=True):
+class NodeView(_View, frozen=True, kw_only=True):
     node: Node
     num_free: int
     leases: dict[int, str] = {}
@@ -83,7 +83,7 @@ class NodeView(_View, kw_only=True):
     free_disk_bytes: int = 0
 
 
-class ClusterView(_View, kw_only=True):
+class ClusterView(_View, frozen=True, kw_only=True):
     id: str
     version: str
     protocol: int
@@ -101,7 +101,7 @@ class ClusterView(_View, kw_only=True):
     """Such as a journal whose torn tail was cut off, or a zygote that is still importing torch."""
 
 
-class LogLine(_View, kw_only=True):
+class LogLine(_View, frozen=True, kw_only=True):
     """One whole line (or the unfinished last one) of a worker's output."""
 
     worker: str
@@ -109,26 +109,26 @@ class LogLine(_View, kw_only=True):
     text: str
 
 
-class OutputView(_View, kw_only=True):
+class OutputView(_View, frozen=True, kw_only=True):
     path: str
     size_bytes: int
     modified_wall_s: float
 
 
-class SnapshotRequest(_View, kw_only=True):
+class SnapshotRequest(_View, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
 
 
-class SnapshotView(_View, kw_only=True):
+class SnapshotView(_View, frozen=True, kw_only=True):
     id: str
     missing: tuple[str, ...] = ()
 
 
-class SubmitRequest(_View, kw_only=True):
+class SubmitRequest(_View, frozen=True, kw_only=True):
     spec: RunSpec
     request: str
 
 
-class ReportsView(_View, kw_only=True):
+class ReportsView(_View, frozen=True, kw_only=True):
     next: int
     reports: tuple[Report, ...]

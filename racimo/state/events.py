@@ -20,7 +20,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 # Facts: what users asked
 
 
-class RunSubmitted(_Event, kw_only=True):
+class RunSubmitted(_Event, frozen=True, kw_only=True):
     run: str
     spec: RunSpec
     request: str
@@ -28,19 +28,19 @@ class RunSubmitted(_Event, kw_only=True):
     wall_s: float
 
 
-class StopRequested(_Event, kw_only=True):
+class StopRequested(_Event, frozen=True, kw_only=True):
     run: str
 
 
-class PauseRequested(_Event, kw_only=True):
+class PauseRequested(_Event, frozen=True, kw_only=True):
     run: str
 
 
-class ResumeRequested(_Event, kw_only=True):
+class ResumeRequested(_Event, frozen=True, kw_only=True):
     run: str
 
 
-class ScaleRequested(_Event, kw_only=True):
+class ScaleRequested(_Event, frozen=True, kw_only=True):
     run: str
     least: int
     most: int
@@ -49,24 +49,24 @@ class ScaleRequested(_Event, kw_only=True):
 # Facts: what nodes and workers did
 
 
-class NodeJoined(_Event, kw_only=True):
+class NodeJoined(_Event, frozen=True, kw_only=True):
     """A node came, or came back with other properties."""
 
     node: Node
 
 
-class NodeSilent(_Event, kw_only=True):
+class NodeSilent(_Event, frozen=True, kw_only=True):
     node: str
 
 
-class WorkerStarted(_Event, kw_only=True):
+class WorkerStarted(_Event, frozen=True, kw_only=True):
     run: str
     attempt: int
     index: int
     pid: int
 
 
-class WorkerReady(_Event, kw_only=True):
+class WorkerReady(_Event, frozen=True, kw_only=True):
     """The worker entered `run.steps`: from here on the attempt is elastic. `address`: where its peers reach it."""
 
     run: str
@@ -77,7 +77,7 @@ class WorkerReady(_Event, kw_only=True):
     numerics: str
 
 
-class WorkerExited(_Event, kw_only=True):
+class WorkerExited(_Event, frozen=True, kw_only=True):
     run: str
     attempt: int
     index: int
@@ -86,7 +86,7 @@ class WorkerExited(_Event, kw_only=True):
     """The newest step committed by the run when it died, as its agent knew it; tells progress from a crash loop."""
 
 
-class WorkerHung(_Event, kw_only=True):
+class WorkerHung(_Event, frozen=True, kw_only=True):
     """No change of phase for too long; `failure` names rank, line and who waits."""
 
     run: str
@@ -98,7 +98,7 @@ class WorkerHung(_Event, kw_only=True):
 # Intents
 
 
-class AttemptPlanned(_Event, kw_only=True):
+class AttemptPlanned(_Event, frozen=True, kw_only=True):
     """A new attempt begins: these workers, on these devices. The attempt's number fences all earlier ones."""
 
     run: str
@@ -107,7 +107,7 @@ class AttemptPlanned(_Event, kw_only=True):
     reason: Reason
 
 
-class WorkersPlanned(_Event, kw_only=True):
+class WorkersPlanned(_Event, frozen=True, kw_only=True):
     """More workers for a running elastic attempt: a replacement, or growth."""
 
     run: str
@@ -116,7 +116,7 @@ class WorkersPlanned(_Event, kw_only=True):
     reason: Reason
 
 
-class WorkersLeaving(_Event, kw_only=True):
+class WorkersLeaving(_Event, frozen=True, kw_only=True):
     """These workers are to end. stop: SIGTERM, then SIGKILL after the spec's grace. pause: commit, save, leave.
     release: leave at the next generation. abort: SIGKILL at once."""
 
@@ -127,7 +127,7 @@ class WorkersLeaving(_Event, kw_only=True):
     reason: Reason
 
 
-class GenerationAnnounced(_Event, kw_only=True):
+class GenerationAnnounced(_Event, frozen=True, kw_only=True):
     run: str
     attempt: int
     number: int
@@ -135,7 +135,7 @@ class GenerationAnnounced(_Event, kw_only=True):
     reason: Reason
 
 
-class RunRequeued(_Event, kw_only=True):
+class RunRequeued(_Event, frozen=True, kw_only=True):
     """The attempt is over and another will follow when its turn comes (a retry, a crash of all workers, a resume)."""
 
     run: str
@@ -143,12 +143,12 @@ class RunRequeued(_Event, kw_only=True):
     retry: bool = False
 
 
-class RunPaused(_Event, kw_only=True):
+class RunPaused(_Event, frozen=True, kw_only=True):
     run: str
     reason: Reason
 
 
-class RunEnded(_Event, kw_only=True):
+class RunEnded(_Event, frozen=True, kw_only=True):
     run: str
     status: Literal["succeeded", "failed", "stopped", "lost"]
     reason: Reason
