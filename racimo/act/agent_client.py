@@ -1,0 +1,115 @@
+"""The control process's end of an agent's Unix socket: requests in flight by id, no polling."""
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import msgspec
+
+from racimo.agent.frames import FrameError, encode_frame, read_frame
+from racimo.agent.protocol import (
+    MAX_FRAME_BYTES,
+    ControlHello,
+    ControlWelcome,
+    Refused,
+    Reply,
+    ReplyBody,
+    Request,
+    RequestBody,
+)
+from racimo.spec.errors import ERROR_KINDS, RacimoError
+
+CONNECT_TIMEOUT_S = 10.0
+MAX_IN_FLIGHT = 256
+
+_FIRST_ANSWER = msgspec.msgpack.Decoder(ControlWelcome | Refused)
+_REPLY = msgspec.msgpack.Decoder(Reply)
+
+
+def _error_from(refused: Refused) -> RacimoError:
+    code = refused.code if refused.code in ERROR_KINDS else "internal"
+    return RacimoError(code, refused.message, refused.hint)
+
+
+class AgentClient:
+    """One connection. `welcome` is the agent's first answer; `closed` is set when the connection has ended."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: ControlWelcome
+    ) -> None:
+        self.welcome = welcome
+        self.closed = asyncio.Event()
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[ReplyBody]] = {}
+        self._free = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._receiver = asyncio.create_task(self._receive(), name="agent-client")
+
+    @staticmethod
+    async def connect(path: Path, hello: ControlHello) -> "AgentClient":
+        """Connects and introduces the control process.
+
+        `RacimoError`: `unreachable` if nobody answers within 10 s, or what the agent refused with.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(path, limit=MAX_FRAME_BYTES)
+                writer.write(encode_frame(hello))
+                body = await read_frame(reader)
+        except (OSError, TimeoutError, FrameError) as error:
+            raise RacimoError("unreachable", f"no agent answers at {path}: {error or 'it is silent'}") from error
+        if body is None:
+            writer.close()
+            raise RacimoError("unreachable", f"the agent at {path} closed the connection at once")
+        answer = _FIRST_ANSWER.decode(body)
+        if isinstance(answer, Refused):
+            writer.close()
+            raise _error_from(answer)
+        return AgentClient(reader, writer, answer)
+
+    async def request(self, body: RequestBody) -> ReplyBody:
+        """Sends one request and waits for its reply (as long as the agent lives: bound it with `asyncio.timeout`).
+
+        `RacimoError`: the agent's refusal, or `unreachable` if the connection ends first.
+        """
+        async with self._free:
+            if self.closed.is_set():
+                raise RacimoError("unreachable", "the connection to the agent has ended")
+            number = next(self._ids)
+            reply: asyncio.Future[ReplyBody] = asyncio.get_running_loop().create_future()
+            self._waiting[number] = reply
+            try:
+                self._writer.write(encode_frame(Request(number, body)))
+                await self._writer.drain()
+                answer = await reply
+            except (ConnectionError, FrameError) as error:
+                raise RacimoError("unreachable", f"the agent could not be asked: {error}") from error
+            finally:
+                self._waiting.pop(number, None)
+        if isinstance(answer, Refused):
+            raise _error_from(answer)
+        return answer
+
+    async def close(self) -> None:
+        """Ends the connection; requests in flight fail with `unreachable`."""
+        self._writer.close()
+        await self.closed.wait()
+        await asyncio.gather(self._receiver, return_exceptions=True)
+
+    async def _receive(self) -> None:
+        why = "the connection to the agent has ended"
+        try:
+            while (body := await read_frame(self._reader)) is not None:
+                reply = _REPLY.decode(body)
+                waiting = self._waiting.pop(reply.id, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply.body)
+        except (FrameError, msgspec.DecodeError) as error:
+            why = f"the agent does not speak our protocol: {error}"
+        finally:
+            self.closed.set()
+            self._writer.close()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(RacimoError("unreachable", why))
