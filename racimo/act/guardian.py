@@ -10,10 +10,10 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # what type checkers know as typing's; typing and asyncio would double the supervisor's size
 if TYPE_CHECKING:
-    import asyncio  # would double the supervisor's size
+    import asyncio
     from collections.abc import Callable
 
 SUPERVISED_VARIABLE = "RACIMO_SUPERVISED"
@@ -68,7 +68,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def record_path(root: str | os.PathLike[str], role: str) -> str:
-    return os.path.join(root, PROCESSES_DIR, f"{role}.json")  # noqa: PTH118 - pathlib costs the supervisor memory
+    return os.path.join(root, PROCESSES_DIR, f"{role}.json")
 
 
 def write_record(root: str | os.PathLike[str], role: str, pid: int | None = None) -> ProcessRecord:
@@ -76,12 +76,12 @@ def write_record(root: str | os.PathLike[str], role: str, pid: int | None = None
     pid = os.getpid() if pid is None else pid
     record = ProcessRecord(pid, start_ticks(pid) or 0, role)
     path = record_path(root, role)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     draft = f"{path}.{os.getpid()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(fd, "w") as file:
         json.dump({"pid": record.pid, "start_ticks": record.start_ticks, "role": role}, file)
-    os.replace(draft, path)  # noqa: PTH105
+    os.replace(draft, path)
     return record
 
 
@@ -136,10 +136,10 @@ def spawn(module: str, arguments: list[str], environment: dict[str, str], log: s
 def start_supervisor(root: str | os.PathLike[str]) -> int:
     """Starts this home's supervisor, detached; its pid. If there is one already, the new one ends by itself with
     `SUPERVISOR_HELD`."""
-    root = os.path.abspath(root)  # noqa: PTH100
-    logs = os.path.join(root, LOGS_DIR)  # noqa: PTH118
-    os.makedirs(logs, mode=0o700, exist_ok=True)  # noqa: PTH103
-    log = os.path.join(logs, "supervisor.log")  # noqa: PTH118
+    root = os.path.abspath(root)
+    logs = os.path.join(root, LOGS_DIR)
+    os.makedirs(logs, mode=0o700, exist_ok=True)
+    log = os.path.join(logs, "supervisor.log")
     return spawn("racimo.control.supervisor", ["--home", root], clean_environment(), log)
 
 
@@ -214,6 +214,6 @@ def watch(
     """
     if os.environ.pop(SUPERVISED_VARIABLE, "") != "1":
         return None
-    watcher = SupervisorWatch(os.path.abspath(root), loop, say)  # noqa: PTH100
+    watcher = SupervisorWatch(os.path.abspath(root), loop, say)
     watcher.attach()
     return watcher

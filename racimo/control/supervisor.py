@@ -1,0 +1,361 @@
+"""Starts the control process and the agent, and starts them again when they die.
+
+`python -m racimo.control.supervisor --home DIR`, detached by whoever starts it. Standard library only: it lives as long
+as the cluster and should weigh nothing. It holds `supervisor.lock` for life, adopts services that outlived an earlier
+supervisor (pid and start time), waits on pidfds, and is itself watched by both services (`racimo.act.guardian`).
+
+The cluster ends when `processes/shutdown` exists (the control process writes it when asked to shut down; SIGTERM here
+does the same): services are then not started again, and what they leave behind is ended too.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+from racimo.act import guardian
+
+# Paths and output by os.* throughout: pathlib and logging would double this process's size.
+ROLES = ("agent", "control")
+MODULES = {"agent": "racimo.agent", "control": "racimo.control"}
+
+STABLE_AFTER_S = 5.0
+"""A service that lived this long is started again at once when it dies; an earlier death doubles the delay."""
+
+END_CONTROL_S = 15.0
+END_AGENT_S = 15.0
+"""How long a service may take to end by itself at shutdown, before SIGKILL."""
+
+MAX_LOG_BYTES = 1_000_000
+EXIT_REFUSED = 78
+"""The control process refuses to start on this home and nothing but a person can change that (sysexits' EX_CONFIG)."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Service:
+    """One of the two processes, as this supervisor knows it now."""
+
+    __slots__ = ("delay_s", "due_s", "pid", "pidfd", "role", "started_s")
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.pid = 0
+        self.pidfd: int | None = None
+        self.started_s = 0.0
+        self.delay_s = 0.0
+        self.due_s: float | None = 0.0
+        """When to start it (monotonic); None while it lives."""
+
+
+class Supervisor:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.services = {role: Service(role) for role in ROLES}
+        self.ever_stable = False
+        self.exit_codes: dict[int, int] = {}
+        """Wait statuses of children that were reaped, until their pidfd has been looked at."""
+        self.poll = select.poll()
+        self.wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self.poll.register(self.wake_read, select.POLLIN)
+
+    @property
+    def mark(self) -> str:
+        return os.path.join(self.root, guardian.PROCESSES_DIR, guardian.SHUTDOWN_MARK)
+
+    @property
+    def ending(self) -> bool:
+        return os.path.exists(self.mark)
+
+    def run(self) -> int:
+        """Until the cluster is asked to end. Returns the exit code."""
+        for service in self.services.values():
+            self.adopt(service)
+        if self.ending and all(service.pidfd is None for service in self.services.values()):
+            self.end_leftovers()  # of a shutdown that was cut short
+            os.unlink(self.mark)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, lambda number, frame: self.ask_for_end())
+        signal.signal(signal.SIGINT, lambda number, frame: self.ask_for_end())
+        refused = False
+        while not self.ending and not refused:
+            self.start_due()
+            self.wait(self.next_due_s())
+            refused = self.look()
+        self.end()
+        return EXIT_REFUSED if refused else 0
+
+    def adopt(self, service: Service) -> bool:
+        """Takes over a living process of that role, left by an earlier supervisor."""
+        record = guardian.read_live(self.root, service.role)
+        pidfd = None if record is None else guardian.open_pidfd(record)
+        if record is None or pidfd is None:
+            return False
+        self.attach(service, record.pid, pidfd)
+        say(f"{service.role} lives already as process {record.pid}")
+        return True
+
+    def attach(self, service: Service, pid: int, pidfd: int) -> None:
+        service.pid, service.pidfd = pid, pidfd
+        service.started_s, service.due_s = time.monotonic(), None
+        self.poll.register(pidfd, select.POLLIN)
+
+    def start_due(self) -> None:
+        """Starts what is due."""
+        now_s = time.monotonic()
+        for service in self.services.values():
+            if service.due_s is None or service.due_s > now_s or self.adopt(service):
+                continue
+            environment = guardian.clean_environment()
+            environment[guardian.SUPERVISED_VARIABLE] = "1"
+            log = os.path.join(self.root, guardian.LOGS_DIR, f"{service.role}.err")
+            rotate(log)
+            arguments = ["--home", self.root, *(self.agent_arguments() if service.role == "agent" else ())]
+            try:
+                pid = guardian.spawn(MODULES[service.role], arguments, environment, log)
+            except OSError as error:  # such as no more processes; tried again later
+                service.delay_s = guardian.next_delay_s(service.delay_s)
+                service.due_s = now_s + service.delay_s
+                say(f"{service.role} could not be started ({error.strerror}); trying again in {service.delay_s:g} s")
+                continue
+            self.attach(service, pid, os.pidfd_open(pid))
+            self.record(service)
+            say(f"{service.role} started as process {pid}")
+
+    def record(self, service: Service) -> None:
+        try:
+            guardian.write_record(self.root, service.role, service.pid)
+        except OSError as error:  # a full disk: the service writes its own record as well
+            say(f"cannot record {service.role}: {error.strerror}")
+
+    def agent_arguments(self) -> list[str]:
+        """What `racimo up` was told (config.json), as options of the agent."""
+        try:
+            with open(os.path.join(self.root, "config.json")) as file:
+                config = json.load(file)
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            say(f"config.json is not readable ({error}): the agent starts with its defaults")
+            return []
+        arguments = []
+        for option in ("slots", "price"):
+            if config.get(option) is not None:
+                arguments += [f"--{option}", str(config[option])]
+        return arguments
+
+    def next_due_s(self) -> float | None:
+        due_s = [service.due_s for service in self.services.values() if service.due_s is not None]
+        return min(due_s) if due_s else None
+
+    def wait(self, until_s: float | None) -> None:
+        """Until a service ended, a signal came or `until_s`; reaps children, adopted orphans among them."""
+        timeout_ms = None if until_s is None else max(0.0, until_s - time.monotonic()) * 1000 + 1
+        for fd, _ in self.poll.poll(timeout_ms):
+            if fd == self.wake_read:
+                try:
+                    while os.read(fd, 4096):
+                        pass
+                except BlockingIOError:
+                    pass
+        self.reap()
+
+    def reap(self) -> None:
+        own = {service.pid for service in self.services.values()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in own:
+                self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+
+    def look(self) -> bool:
+        """Notes which services have ended and when to start them again. True if the control process refuses this
+        home for good and never worked on it."""
+        for service in self.services.values():
+            if service.pidfd is None or not is_over(service.pidfd):
+                continue
+            code = self.forget(service)
+            now_s = time.monotonic()
+            lived_s = now_s - service.started_s
+            if lived_s >= STABLE_AFTER_S:
+                service.delay_s = 0.0
+                self.ever_stable = True
+            if service.role == "control" and code == EXIT_REFUSED and not self.ever_stable:
+                say("control refused to start: " + last_line(os.path.join(self.root, guardian.LOGS_DIR, "control.err")))
+                return True
+            service.due_s = now_s + service.delay_s
+            again = "at once" if service.delay_s == 0 else f"in {service.delay_s:g} s"
+            say(f"{service.role} (process {service.pid}) ended after {lived_s:.1f} s, {ending_of(code)}; again {again}")
+            service.delay_s = guardian.next_delay_s(service.delay_s)
+            bound_own_log(self.root)
+        return False
+
+    def forget(self, service: Service) -> int | None:
+        """Lets go of an ended service; its exit code (negative: a signal), None if it was not this process's child."""
+        assert service.pidfd is not None
+        self.reap()
+        self.poll.unregister(service.pidfd)
+        os.close(service.pidfd)
+        service.pidfd = None
+        return self.exit_codes.pop(service.pid, None)
+
+    def ask_for_end(self) -> None:
+        """SIGTERM: as if the API had been asked to shut down."""
+        os.close(os.open(self.mark, os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def end(self) -> None:
+        """Ends both services, then whatever they left, then the records."""
+        say("ending the cluster")
+        control, agent = self.services["control"], self.services["agent"]
+        if control.pidfd is not None:  # it tells the agent to end workers and itself; SIGTERM says so again
+            signal.pidfd_send_signal(control.pidfd, signal.SIGTERM)
+        self.await_end(control, END_CONTROL_S)
+        if agent.pidfd is not None and not self.await_end(agent, 0.5):
+            signal.pidfd_send_signal(agent.pidfd, signal.SIGTERM)
+            self.await_end(agent, END_AGENT_S)
+        self.end_leftovers()
+        for name in (*ROLES, "supervisor"):
+            unlink(guardian.record_path(self.root, name))
+        unlink(self.mark)
+        say("ended")
+
+    def await_end(self, service: Service, most_s: float) -> bool:
+        """Waits for a service to end; kills the control process or an agent that takes longer. True if it has ended."""
+        if service.pidfd is None:
+            return True
+        until_s = time.monotonic() + most_s
+        while not is_over(service.pidfd):
+            if time.monotonic() >= until_s:
+                if most_s < 1:
+                    return False
+                say(f"{service.role} did not end within {most_s:g} s: killing process {service.pid}")
+                signal.pidfd_send_signal(service.pidfd, signal.SIGKILL)
+                until_s += most_s
+            self.wait(until_s)
+        self.forget(service)
+        return True
+
+    def end_leftovers(self) -> None:
+        from racimo.act import leftovers  # only needed once, at the end
+
+        ended = leftovers.end_all(self.root)
+        if ended:
+            say(f"killed {ended} processes that the agent had left")
+        self.reap()
+
+
+def is_over(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def ending_of(code: int | None) -> str:
+    if code is None:
+        return "exit unknown"
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def last_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def rotate(path: str) -> None:
+    """Keeps a log below its cap: the old one becomes `.1`."""
+    try:
+        if os.stat(path).st_size > MAX_LOG_BYTES:
+            os.replace(path, path + ".1")
+    except FileNotFoundError:
+        pass
+
+
+def bound_own_log(root: str) -> None:
+    """Starts a new `logs/supervisor.log` if that is where output goes and it has grown too long."""
+    path = os.path.join(root, guardian.LOGS_DIR, "supervisor.log")
+    try:
+        own, there = os.fstat(2), os.stat(path)
+    except FileNotFoundError:
+        return
+    if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino) and own.st_size > MAX_LOG_BYTES:
+        os.replace(path, path + ".1")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+def say(sentence: str) -> None:
+    """One line in `logs/supervisor.log`, where standard error goes."""
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n"
+    try:
+        os.write(2, line.encode(errors="replace"))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EBADF):
+            raise
+
+
+def hold_lock(root: str) -> int | None:
+    """The descriptor that holds this home's supervisor lock; None if another process has it."""
+    fd = os.open(os.path.join(root, guardian.LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
+        say(f"the supervisor of {root} is process {holder} already")
+        os.close(fd)
+        return None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def become_subreaper() -> None:
+    """Orphans of services become children of this process, which reaps them: no zombies where pid 1 does not care."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        say(f"cannot adopt orphans: {os.strerror(ctypes.get_errno())}")
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2 or arguments[0] != "--home":
+        say("usage: python -m racimo.control.supervisor --home DIR")
+        return 2
+    root = os.path.abspath(arguments[1])
+    for folder in (root, os.path.join(root, guardian.PROCESSES_DIR), os.path.join(root, guardian.LOGS_DIR)):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chdir(root)
+    if hold_lock(root) is None:
+        return guardian.SUPERVISOR_HELD
+    bound_own_log(root)
+    guardian.write_record(root, "supervisor")
+    become_subreaper()
+    return Supervisor(root).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
