@@ -1,0 +1,335 @@
+"""What is true: the state of the cluster as a fold of the journal.
+
+`apply` is total and deterministic: the same records give the same state, on any machine, today and after a restart.
+Events about an older attempt, or about a worker whose exit is recorded, change nothing: the attempt's number is the
+fence. Nothing here decides; see `racimo.decide`.
+"""
+
+from collections.abc import Iterable
+from typing import Any, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from racimo.state import events as ev
+from racimo.state.nouns import Generation, Node, Placement, Reason, Run, Worker, worker_id
+
+SNAPSHOT_VERSION = 1
+DEATHS_TOGETHER_S = 1.0
+"""Workers of an attempt that die within this time died of one cause: they count once towards a crash loop."""
+
+LEAVING_RANK = {"": 0, "release": 1, "pause": 2, "stop": 3, "abort": 4}
+"""A stronger way to leave replaces a weaker one, never the reverse."""
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    seq: int
+    at_s: float
+    num_submitted: int
+    nodes: list[Node]
+    runs: list[Run]
+    requests: dict[str, str]
+
+
+class State:
+    """Everything that is true after record `seq`. Its values are frozen; `apply` replaces entries in place.
+
+    `leases` (device to worker id) and `open_runs` (not ended, in order of submission) follow from `runs`.
+    """
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.at_s = 0.0
+        self.num_submitted = 0
+        self.nodes: dict[str, Node] = {}
+        self.runs: dict[str, Run] = {}
+        self.requests: dict[str, str] = {}
+        self.leases: dict[tuple[str, int], str] = {}
+        self.open_runs: dict[str, None] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def worker(self, run: str, attempt: int, index: int) -> Worker | None:
+        """The worker by its name, if it belongs to the run's present attempt."""
+        found = self.runs.get(run)
+        return found.workers.get(index) if found is not None and found.attempt == attempt else None
+
+    def to_bytes(self) -> bytes:
+        """The whole state as msgpack, for a snapshot."""
+        return msgspec.msgpack.encode(
+            _Snapshot(
+                version=SNAPSHOT_VERSION,
+                seq=self.seq,
+                at_s=self.at_s,
+                num_submitted=self.num_submitted,
+                nodes=list(self.nodes.values()),
+                runs=list(self.runs.values()),
+                requests=self.requests,
+            )
+        )
+
+    @staticmethod
+    def from_bytes(content: bytes) -> "State":
+        """The state that `to_bytes` wrote; `ValueError` if it is another version's or not one."""
+        snapshot = msgspec.msgpack.decode(content, type=_Snapshot)
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise ValueError(f"a snapshot of version {snapshot.version}, this is version {SNAPSHOT_VERSION}")
+        state = State()
+        state.seq, state.at_s, state.num_submitted = snapshot.seq, snapshot.at_s, snapshot.num_submitted
+        state.nodes = {node.id: node for node in snapshot.nodes}
+        state.requests = snapshot.requests
+        for run in snapshot.runs:
+            state.runs[run.id] = run
+            if not run.ended:
+                state.open_runs[run.id] = None
+            for worker in run.live_workers:
+                _lease(state, run.id, worker)
+        return state
+
+
+def fold(records: Iterable[ev.Record], state: State | None = None) -> State:
+    """The state after `records`, from the beginning or from `state` (which is changed)."""
+    state = State() if state is None else state
+    for record in records:
+        apply(state, record)
+    return state
+
+
+def apply(state: State, record: ev.Record) -> None:
+    """Lets one record happen to `state`, in place. Records come in the order of `seq`, without gaps."""
+    assert record.seq == state.seq + 1, f"record {record.seq} after {state.seq}"
+    state.seq, state.at_s = record.seq, record.at_s
+    event = record.event
+    match event:
+        case ev.RunSubmitted():
+            _submit(state, event, record.at_s)
+        case ev.NodeJoined():
+            state.nodes[event.node.id] = event.node
+        case ev.NodeSilent():
+            node = state.nodes.get(event.node)
+            if node is not None:
+                state.nodes[node.id] = replace(node, status="silent")
+        case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
+            _worker_event(state, event, record.at_s)
+        case _:
+            run = state.runs.get(event.run)
+            if run is not None and not run.ended:
+                _run_event(state, run, event, record.at_s)
+
+
+def _submit(state: State, event: ev.RunSubmitted, at_s: float) -> None:
+    if event.run in state.runs:
+        return
+    workers = event.spec.worker_range
+    state.num_submitted += 1
+    state.runs[event.run] = Run(
+        id=event.run,
+        spec=event.spec,
+        order=state.num_submitted,
+        submitted_at_s=at_s,
+        submitted_wall_s=event.wall_s,
+        queued_at_s=at_s,
+        least=workers.least,
+        most=workers.most,
+    )
+    state.open_runs[event.run] = None
+    if event.request:
+        state.requests[event.request] = event.run
+
+
+WorkerEvent = ev.WorkerStarted | ev.WorkerReady | ev.WorkerExited | ev.WorkerHung
+RunEvent = (
+    ev.StopRequested | ev.PauseRequested | ev.ResumeRequested | ev.ScaleRequested | ev.Intent
+)  # fmt: skip
+
+
+def _worker_event(state: State, event: WorkerEvent, at_s: float) -> None:
+    run = state.runs.get(event.run)
+    worker = state.worker(event.run, event.attempt, event.index)
+    if run is None or worker is None or not worker.live:
+        return
+    match event:
+        case ev.WorkerStarted():
+            status = "ready" if worker.status == "ready" else "running"
+            state.runs[run.id] = _with_worker(run, replace(worker, pid=event.pid, status=status))
+        case ev.WorkerReady():
+            ready = replace(
+                worker,
+                status="ready",
+                address=event.address,
+                numerics=event.numerics,
+                ready_at_s=worker.ready_at_s or at_s,
+            )
+            state.runs[run.id] = _with_worker(run, ready, elastic=True, micro_shards=event.micro_shards)
+        case ev.WorkerExited():
+            _exit(state, run, worker, event, at_s)
+        case ev.WorkerHung():
+            if run.failure is None and not worker.leaving:
+                state.runs[run.id] = replace(run, failure=event.failure)
+        case _:
+            assert_never(event)
+
+
+def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: float) -> None:
+    changes: dict[str, Any] = {"device_s": run.device_s + event.exit.held_s * len(worker.devices)}
+    if event.exit.outcome in ("killed", "unknown") and not worker.leaving and _counts_as_crash(run, worker, at_s):
+        progressed = event.commits > run.commits_at_death
+        changes["deaths_without_progress"] = 1 if progressed else run.deaths_without_progress + 1
+        changes["commits_at_death"] = max(event.commits, run.commits_at_death)
+    ended = replace(worker, status="exited", exit=event.exit, exited_at_s=at_s)
+    state.runs[run.id] = _with_worker(run, ended, **changes)
+    for device in worker.devices:
+        if state.leases.get((worker.node, device)) == worker_id(run.id, worker.attempt, worker.index):
+            del state.leases[worker.node, device]
+
+
+def _counts_as_crash(run: Run, dead: Worker, at_s: float) -> bool:
+    """Not where another worker died just before (one cause), and not a newcomer beside members that go on."""
+    others = [other for other in run.workers.values() if other.index != dead.index]
+    if dead.status != "ready" and any(other.live and other.status == "ready" for other in others):
+        return False
+    return not any(
+        other.exit is not None
+        and other.exit.outcome in ("killed", "unknown")
+        and not other.leaving
+        and at_s - other.exited_at_s < DEATHS_TOGETHER_S
+        for other in others
+    )
+
+
+def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
+    match event:
+        case ev.StopRequested():
+            reason = Reason(code="stop-requested", text="stop was asked for")
+            state.runs[run.id] = replace(run, status="stopping", hold="", reason=reason)
+        case ev.PauseRequested():
+            state.runs[run.id] = _pause(run)
+        case ev.ResumeRequested():
+            state.runs[run.id] = _resume(run, at_s)
+        case ev.ScaleRequested():
+            state.runs[run.id] = replace(run, least=event.least, most=event.most)
+        case ev.AttemptPlanned():
+            _begin_attempt(state, run, event, at_s)
+        case ev.WorkersPlanned():
+            if event.attempt == run.attempt:
+                _add_workers(state, replace(run, reason=event.reason), event.placements, at_s)
+        case ev.WorkersLeaving():
+            if event.attempt == run.attempt:
+                state.runs[run.id] = _mark_leaving(run, event)
+        case ev.GenerationAnnounced():
+            if event.attempt == run.attempt:
+                _announce(state, run, event)
+        case ev.RunRequeued():
+            state.runs[run.id] = _requeue(run, event, at_s)
+        case ev.RunPaused():
+            state.runs[run.id] = replace(run, status="paused", reason=event.reason)
+        case ev.RunEnded():
+            state.open_runs.pop(run.id, None)
+            state.runs[run.id] = replace(
+                run, status=event.status, reason=event.reason, failure=event.failure, ended_at_s=at_s, hold=""
+            )
+        case _:
+            assert_never(event)
+
+
+def _pause(run: Run) -> Run:
+    if run.status == "queued":
+        reason = Reason(code="held", text="paused while it waited; `racimo resume` lets it queue again")
+        return replace(run, status="paused", hold="paused", reason=reason)
+    if run.status in ("running", "pausing"):
+        return replace(run, status="pausing", hold="paused")
+    return run
+
+
+def _resume(run: Run, at_s: float) -> Run:
+    if run.status == "paused" and not run.live_workers:
+        reason = Reason(code="resumed", text="resumed: it queues for its devices again")
+        return replace(run, status="queued", hold="", queued_at_s=at_s, reason=reason)
+    if run.status == "paused":  # frozen in place: the same processes go on
+        workers = {
+            w.index: replace(w, leaving="") if w.live and w.leaving == "pause" else w for w in run.workers.values()
+        }
+        reason = Reason(code="resumed", text="resumed: its processes go on where they were frozen")
+        return replace(run, status="running", hold="", workers=workers, reason=reason)
+    if run.status == "pausing":
+        undecided = not any(worker.leaving == "pause" for worker in run.workers.values())
+        return replace(run, status="running" if undecided else "pausing", hold="")
+    return run
+
+
+def _begin_attempt(state: State, run: Run, event: ev.AttemptPlanned, at_s: float) -> None:
+    if event.attempt != run.attempt + 1 or run.live_workers:
+        return
+    begun = replace(
+        run,
+        status="running",
+        attempt=event.attempt,
+        workers={},
+        next_index=0,
+        elastic=False,
+        generation=None,
+        failure=None,
+        reason=event.reason,
+        started_at_s=at_s if run.started_at_s is None else run.started_at_s,
+    )
+    _add_workers(state, begun, event.placements, at_s)
+
+
+def _add_workers(state: State, run: Run, placements: tuple[Placement, ...], at_s: float) -> None:
+    workers = dict(run.workers)
+    for place in placements:
+        worker = Worker(
+            index=place.index,
+            attempt=run.attempt,
+            node=place.node,
+            devices=place.devices,
+            rank=place.index,
+            started_at_s=at_s,
+        )
+        workers[place.index] = worker
+        _lease(state, run.id, worker)
+    next_index = max((run.next_index, *(place.index + 1 for place in placements)))
+    state.runs[run.id] = replace(run, workers=workers, next_index=next_index)
+
+
+def _lease(state: State, run: str, worker: Worker) -> None:
+    for device in worker.devices:
+        state.leases[worker.node, device] = worker_id(run, worker.attempt, worker.index)
+
+
+def _mark_leaving(run: Run, event: ev.WorkersLeaving) -> Run:
+    workers = dict(run.workers)
+    for index in event.indices:
+        worker = workers.get(index)
+        if worker is not None and worker.live and LEAVING_RANK[event.how] > LEAVING_RANK[worker.leaving]:
+            workers[index] = replace(worker, leaving=event.how)
+    return replace(run, workers=workers, reason=event.reason)
+
+
+def _announce(state: State, run: Run, event: ev.GenerationAnnounced) -> None:
+    if event.number < run.next_generation:
+        return
+    generation = Generation(number=event.number, members=event.members, reason=event.reason)
+    state.runs[run.id] = replace(run, generation=generation, next_generation=event.number + 1, reason=event.reason)
+
+
+def _requeue(run: Run, event: ev.RunRequeued, at_s: float) -> Run:
+    return replace(
+        run,
+        status="paused" if run.hold else "queued",
+        queued_at_s=at_s,
+        retries_used=run.retries_used + event.retry,
+        deaths_without_progress=0 if event.retry else run.deaths_without_progress,
+        elastic=False,
+        generation=None,
+        failure=None,
+        reason=event.reason,
+    )
+
+
+def _with_worker(run: Run, worker: Worker, **changes: Any) -> Run:
+    return replace(run, workers={**run.workers, worker.index: worker}, **changes)
