@@ -113,7 +113,7 @@ class Supervisor:
                 continue
             environment = guardian.clean_environment()
             environment[guardian.SUPERVISED_VARIABLE] = "1"
-            log = os.path.join(self.root, guardian.LOGS_DIR, f"{service.role}.err")
+            log = os.path.join(self.root, guardian.LOGS_DIR, f"{service.role}.log")
             rotate(log)
             arguments = ["--home", self.root, *(self.agent_arguments() if service.role == "agent" else ())]
             try:
@@ -190,7 +190,7 @@ class Supervisor:
                 service.delay_s = 0.0
                 self.ever_stable = True
             if service.role == "control" and code == EXIT_REFUSED and not self.ever_stable:
-                say("control refused to start: " + last_line(os.path.join(self.root, guardian.LOGS_DIR, "control.err")))
+                say("control refused to start: " + last_line(os.path.join(self.root, guardian.LOGS_DIR, "control.log")))
                 return True
             service.due_s = now_s + service.delay_s
             again = "at once" if service.delay_s == 0 else f"in {service.delay_s:g} s"

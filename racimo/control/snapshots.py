@@ -1,0 +1,153 @@
+"""Files that clients uploaded: contents by SHA-256, sent once, and manifests (which file is which content) by id."""
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from racimo.agent.protocol import FileEntry
+from racimo.control.private_files import write_private
+from racimo.spec.errors import RacimoError
+
+MAX_FILES = 100_000
+MAX_SNAPSHOT_BYTES = 4 * 10**9
+MAX_BLOB_BYTES = 64 * 10**6
+"""Fits one frame to the agent (`protocol.MAX_FRAME_BYTES`) with room for its envelope."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def snapshot_id(files: tuple[FileEntry, ...]) -> str:
+    """SHA-256 of the manifest in its one canonical spelling: sorted by path, no white space."""
+    return hashlib.sha256(canonical_manifest(files)).hexdigest()
+
+
+def canonical_manifest(files: tuple[FileEntry, ...]) -> bytes:
+    return msgspec.json.encode(sorted(files, key=lambda file: file.path), order="deterministic")
+
+
+def check_manifest(files: tuple[FileEntry, ...]) -> None:
+    """`RacimoError` for paths that leave the folder, repeat, or are a file and a folder at once; and for sizes."""
+    if len(files) > MAX_FILES:
+        raise RacimoError("upload-too-large", f"{len(files)} files, at most {MAX_FILES}", "list some in .racimoignore")
+    total_bytes = sum(file.size_bytes for file in files)
+    if total_bytes > MAX_SNAPSHOT_BYTES:
+        raise RacimoError("upload-too-large", f"{total_bytes} bytes in all, at most {MAX_SNAPSHOT_BYTES}")
+    paths: set[str] = set()
+    folders: set[str] = set()
+    for file in files:
+        _check_entry(file)
+        if file.path in paths:
+            raise RacimoError("invalid-request", f"the path {file.path!r} comes twice")
+        paths.add(file.path)
+        folders.update(str(parent) for parent in PurePosixPath(file.path).parents)
+    both = paths & folders
+    if both:
+        raise RacimoError("invalid-request", f"{min(both)!r} is a file and a folder at once")
+
+
+def _check_entry(file: FileEntry) -> None:
+    path = PurePosixPath(file.path)
+    plain = str(path) == file.path and "\0" not in file.path and "\\" not in file.path
+    if not plain or path.is_absolute() or not path.parts or ".." in path.parts:
+        raise RacimoError("invalid-request", f"a file's path lies below its folder, unlike {file.path!r}")
+    if not SHA256.fullmatch(file.sha256):
+        raise RacimoError("invalid-request", f"{file.path}: sha256 is 64 hexadecimal digits, not {file.sha256!r}")
+    if file.mode & ~0o777:
+        raise RacimoError("invalid-request", f"{file.path}: mode is permission bits, not {file.mode:o}")
+    if not 0 <= file.size_bytes <= MAX_BLOB_BYTES:
+        raise RacimoError(
+            "upload-too-large", f"{file.path} has {file.size_bytes} bytes, a file at most {MAX_BLOB_BYTES}",
+            "leave it out with .racimoignore and read it from where it lies",
+        )  # fmt: skip
+
+
+class SnapshotStore:
+    """The two folders `blobs/` and `snapshots/`. Methods block on the disk: call those that write from a thread."""
+
+    def __init__(self, blobs: Path, snapshots: Path) -> None:
+        self._blobs = blobs
+        self._snapshots = snapshots
+        for folder in (blobs, snapshots):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for draft in blobs.glob(".draft-*"):  # of uploads that a crash cut off
+            draft.unlink(missing_ok=True)
+
+    def put_manifest(self, files: tuple[FileEntry, ...]) -> tuple[str, tuple[str, ...]]:
+        """Stores the manifest; its id and the contents still missing."""
+        check_manifest(files)
+        identity = snapshot_id(files)
+        path = self._snapshots / identity
+        if not path.exists():
+            write_private(path, canonical_manifest(files))
+        return identity, self.missing(files)
+
+    def manifest(self, identity: str) -> tuple[FileEntry, ...]:
+        """The files of a snapshot, by path. `RacimoError` not-found if nobody sent it."""
+        try:
+            if not SHA256.fullmatch(identity):
+                raise FileNotFoundError
+            content = (self._snapshots / identity).read_bytes()
+        except FileNotFoundError:
+            raise RacimoError("not-found", f"there is no snapshot {identity!r}", "submit the run again") from None
+        return msgspec.json.decode(content, type=tuple[FileEntry, ...])
+
+    def missing(self, files: tuple[FileEntry, ...]) -> tuple[str, ...]:
+        return tuple(sorted({file.sha256 for file in files if not (self._blobs / file.sha256).exists()}))
+
+    def require_complete(self, identity: str) -> None:
+        """`RacimoError` if the snapshot is unknown or some content was never sent."""
+        missing = self.missing(self.manifest(identity))
+        if missing:
+            raise RacimoError(
+                "invalid-request",
+                f"{len(missing)} contents of snapshot {identity[:12]} were not sent, first {missing[0]}",
+            )
+
+    def read_blob(self, sha256: str) -> bytes:
+        return (self._blobs / sha256).read_bytes()
+
+    def draft(self, sha256: str) -> "BlobDraft":
+        if not SHA256.fullmatch(sha256):
+            raise RacimoError(
+                "invalid-request", f"a content's name is its SHA-256 in 64 hexadecimal digits, not {sha256!r}"
+            )
+        return BlobDraft(self._blobs, sha256)
+
+
+class BlobDraft:
+    """A content as it comes in: `write` the parts, then `finish`; or `discard`."""
+
+    def __init__(self, folder: Path, sha256: str) -> None:
+        self._target = folder / sha256
+        self._digest = hashlib.sha256()
+        self._sha256 = sha256
+        self._size_bytes = 0
+        fd, name = tempfile.mkstemp(prefix=".draft-", dir=folder)  # 0600
+        self._file = os.fdopen(fd, "wb")
+        self._path = Path(name)
+
+    def write(self, part: bytes) -> None:
+        self._size_bytes += len(part)
+        if self._size_bytes > MAX_BLOB_BYTES:
+            raise RacimoError("upload-too-large", f"a file has at most {MAX_BLOB_BYTES} bytes")
+        self._digest.update(part)
+        self._file.write(part)
+
+    def finish(self) -> None:
+        """Durable under its name. `RacimoError` invalid-request if the content is not what the name says."""
+        found = self._digest.hexdigest()
+        if found != self._sha256:
+            raise RacimoError("invalid-request", f"the content has SHA-256 {found}, not {self._sha256}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._path.replace(self._target)
+
+    def discard(self) -> None:
+        """Leaves nothing behind; harmless after `finish`."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
