@@ -1,4 +1,4 @@
-"""A run's spec as a YAML file: the same fields as the flags and the Python keywords, and errors that name line and field.
+"""A run's spec as a YAML file: the same fields as flags and Python keywords; errors name line and field.
 
 Scalars follow YAML 1.2 where 1.1 surprises people who train models: `3e-4` is a number, `on` and `no` are words.
 Where a field is text (`args`, `name`, `memory`, ...) the text is taken as it is written: `args: [--lr, 1e-3]`.
@@ -8,6 +8,7 @@ import re
 import shlex
 from typing import Any
 
+import msgspec
 import yaml
 
 from racimo.spec.build import FieldError, build_spec
@@ -137,8 +138,6 @@ class _Reader:
 
 def format_spec(spec: RunSpec) -> str:
     """The spec as YAML, fields at their defaults left out; `parse_spec` reads it back."""
-    import msgspec
-
     fields = msgspec.to_builtins(spec)
     for inner in ("snapshot", "requirements"):
         fields.pop(inner, None)

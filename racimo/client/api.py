@@ -1,0 +1,261 @@
+"""`Client`: everything the API of a cluster can do, as plain methods that return views and raise `RacimoError`."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from racimo.client import streams
+from racimo.client.discovery import Finder
+from racimo.client.hash_cache import HashCache
+from racimo.client.prepare import Prepared, prepare
+from racimo.client.say import Say, to_stderr
+from racimo.client.session import Session
+from racimo.client.snapshot import DEFAULT_MAX_UPLOAD_BYTES, hash_files, read_blob, scan, skipped_words
+from racimo.control.views import (
+    ClusterView,
+    LogLine,
+    NodeView,
+    OutputView,
+    ReportsView,
+    RunProgress,
+    RunView,
+    SnapshotRequest,
+    SnapshotView,
+    SubmitRequest,
+)
+from racimo.spec.build import FieldError, build_spec
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.spec.quantity import format_size
+from racimo.spec.run import RunSpec
+from racimo.state.events import Record
+from racimo.state.nouns import ENDED, Exit, Reason
+
+WAIT_SLICE_S = 20.0
+"""How long one request of `wait` may take."""
+
+
+class _ExecExit(msgspec.Struct, frozen=True):
+    exit: Exit
+
+
+class Client:
+    """Speaks to the cluster of `$RACIMO_ADDRESS`, else to the one of this machine, which is started if need be.
+
+    `home`: another cluster of this machine. `say`: gets a sentence whenever something takes its time (default: stderr).
+    Usable as a context manager. Every method raises `RacimoError` with a code of `docs/errors.md`.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: str | Path | None = None,
+        may_start: bool = True,
+        say: Say = to_stderr,
+        transport: httpx.BaseTransport | None = None,
+        finder: Finder | None = None,
+    ) -> None:
+        where = Home(Path(home).absolute()) if home is not None else None
+        self._finder = finder or Finder(say, home=where, may_start=may_start)
+        self._session = Session(self._finder, say, transport)
+        self._say = say
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def beside(self) -> "Client":
+        """Another client of the same cluster, for another thread."""
+        return Client(say=self._say, finder=self._finder)
+
+    # Runs
+
+    def submit(
+        self, spec: RunSpec, root: str | Path | None = None, *, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
+    ) -> RunView:
+        """Checks the spec, sends the files that the cluster lacks, and submits. `root`: where its paths begin."""
+        return self.submit_prepared(prepare(spec, None if root is None else Path(root)), max_upload_bytes)
+
+    def submit_prepared(self, prepared: Prepared, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> RunView:
+        spec = prepared.spec
+        if prepared.folder is not None:
+            if prepared.moved:
+                self._say(f"the script lies elsewhere: sending its folder, {prepared.folder}")
+            snapshot = self.upload(prepared.folder, needs=spec.train_file, max_upload_bytes=max_upload_bytes)
+            spec = msgspec.structs.replace(spec, snapshot=snapshot)
+        request = SubmitRequest(spec=spec, request=secrets.token_hex(16))
+        return self._session.call("POST", "/v1/runs", RunView, body=request)
+
+    def upload(self, folder: Path, *, needs: str = "", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> str:
+        """Sends a folder's files by content; the snapshot's id. `needs`: a path that must be among them."""
+        found = scan(folder, max_bytes=max_upload_bytes, home=self._finder.home.root)
+        if needs and needs not in {file.path for file in found.files}:
+            raise RacimoError("file-missing", f"{needs} is among the files that .racimoignore leaves out of {folder}")
+        if found.skipped:
+            self._say(f"left out: {skipped_words(found)}")
+        entries = hash_files(found, HashCache(self._finder.home.root / "cache", folder))
+        view = self._snapshot(entries)
+        if view.missing:
+            missing = set(view.missing)
+            sources = {entry.sha256: file for file, entry in zip(found.files, entries, strict=True)}
+            size_bytes = sum(sources[sha256].size_bytes for sha256 in missing)
+            self._say(
+                f"sending {format_size(size_bytes)} of {format_size(found.size_bytes)} in {len(found.files)} files "
+                f"from {folder}"
+            )
+            for sha256 in view.missing:
+                content = read_blob(sources[sha256], sha256)
+                self._session.call("PUT", f"/v1/blobs/{sha256}", type(None), content=content)
+        return view.id
+
+    def _snapshot(self, entries: tuple[Any, ...]) -> SnapshotView:
+        return self._session.call("POST", "/v1/snapshots", SnapshotView, body=SnapshotRequest(files=entries))
+
+    def run(self, run: str) -> RunView:
+        return self._session.call("GET", _run_path(run), RunView)
+
+    def runs(self, *, all: bool = False, limit: int = 50) -> list[RunView]:
+        """Newest first; ended ones only with `all`, except the most recent."""
+        return self._session.call("GET", "/v1/runs", list[RunView], params={"all": int(all), "limit": limit})
+
+    def wait(self, run: str, timeout_s: float | None = None) -> RunView:
+        """Until the run has ended, or `timeout_s` seconds have passed; look at the view's `status`."""
+        left_s = float("inf") if timeout_s is None else timeout_s
+        while True:
+            slice_s = min(WAIT_SLICE_S, left_s)
+            view = self._session.call(
+                "GET", f"{_run_path(run)}/wait", RunView, params={"timeout_s": slice_s}, timeout_s=slice_s + 30
+            )
+            left_s -= slice_s
+            if view.status in ENDED or left_s <= 0:
+                return view
+
+    def stop(self, run: str) -> RunView:
+        return self._session.call("POST", f"{_run_path(run)}/stop", RunView)
+
+    def pause(self, run: str) -> RunView:
+        return self._session.call("POST", f"{_run_path(run)}/pause", RunView)
+
+    def resume(self, run: str) -> RunView:
+        return self._session.call("POST", f"{_run_path(run)}/resume", RunView)
+
+    def scale(self, run: str, workers: str | int) -> RunView:
+        """`workers`: a count or a range such as `"2..4"`."""
+        return self._session.call("POST", f"{_run_path(run)}/scale", RunView, body={"workers": str(workers)})
+
+    # What runs say
+
+    def logs(
+        self, run: str, *, follow: bool = False, worker: str | int = "", tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """With `follow` until the run has ended; goes on by itself if the control process is restarted meanwhile."""
+        return streams.logs(
+            self._session,
+            quote(run, safe=""),
+            follow=follow,
+            worker=str(worker),
+            tail=tail,
+            wait_view=lambda: self.run(run),
+        )
+
+    def events(self, run: str, *, follow: bool = False) -> Iterator[Record]:
+        return streams.events(self._session, quote(run, safe=""), follow=follow)
+
+    def progress(self, run: str, *, follow: bool = False) -> Iterator[RunProgress]:
+        return streams.progress(self._session, quote(run, safe=""), follow=follow)
+
+    def reports(self, run: str, after: int = 0) -> ReportsView:
+        """What workers reported with `run.report(...)`, from number `after` on; go on with the view's `next`."""
+        return self._session.call("GET", f"{_run_path(run)}/reports", ReportsView, params={"after": after})
+
+    def why(self, run: str) -> Reason:
+        return self._session.call("GET", f"{_run_path(run)}/why", Reason)
+
+    # Outputs and commands beside a worker
+
+    def outputs(self, run: str) -> list[OutputView]:
+        return self._session.call("GET", f"{_run_path(run)}/outputs", list[OutputView])
+
+    def download(self, run: str, path: str, to: str | Path) -> Path:
+        """One output into the file `to`, which appears whole or not at all."""
+        target = Path(to)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with open(draft, "wb") as file:
+                for chunk in self.read_output(run, path):
+                    file.write(chunk)
+            draft.replace(target)
+        except OSError as error:
+            raise RacimoError("file-unreadable", f"cannot write {target}: {error.strerror}") from None
+        finally:
+            draft.unlink(missing_ok=True)
+        return target
+
+    def read_output(self, run: str, path: str) -> Iterator[bytes]:
+        url = f"{_run_path(run)}/outputs/{quote(path)}"
+        try:
+            with self._session.open_stream("GET", url) as answer:
+                yield from answer.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._session.unreachable(f"lost the connection while reading {path}: {error}") from None
+
+    def exec(self, run: str, command: list[str], worker: int | None = None) -> Iterator[LogLine | Exit]:
+        """Runs a command beside a worker (same folder and environment): its lines, and its `Exit` last."""
+        line_decoder, exit_decoder = msgspec.json.Decoder(LogLine), msgspec.json.Decoder(_ExecExit)
+        body = {"command": command, "worker": worker}
+        for line in streams.once(self._session, "POST", f"{_run_path(run)}/exec", body):
+            if line.startswith(b'{"exit"'):
+                yield exit_decoder.decode(line).exit
+                return
+            yield line_decoder.decode(line)
+
+    # The cluster
+
+    def cluster(self) -> ClusterView:
+        return self._session.call("GET", "/v1/cluster", ClusterView)
+
+    def nodes(self) -> list[NodeView]:
+        return self._session.call("GET", "/v1/nodes", list[NodeView])
+
+    def secrets(self) -> list[str]:
+        """Names only: values never leave the cluster."""
+        return self._session.call("GET", "/v1/secrets", list[str])
+
+    def set_secret(self, name: str, value: str) -> None:
+        self._session.call("PUT", f"/v1/secrets/{quote(name, safe='')}", type(None), body={"value": value})
+
+    def remove_secret(self, name: str) -> None:
+        self._session.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", type(None))
+
+    def shutdown(self) -> None:
+        """Ends all work and the cluster's processes. `racimo down` also waits for their ends."""
+        self._session.call("POST", "/v1/shutdown", type(None), safe_to_repeat=False)
+
+
+def _run_path(run: str) -> str:
+    return f"/v1/runs/{quote(run, safe='')}"
+
+
+def submit(*, root: str | Path | None = None, client: Client | None = None, **fields: Any) -> RunView:
+    """Submits a run given by the fields of its spec: `racimo.submit(train="train.py", workers="2..4")`."""
+    try:
+        spec = build_spec(fields)
+    except FieldError as error:
+        raise error.as_racimo_error() from None
+    if client is not None:
+        return client.submit(spec, root)
+    with Client() as own:
+        return own.submit(spec, root)

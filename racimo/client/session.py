@@ -1,0 +1,200 @@
+"""One kept-alive HTTP connection to a cluster: requests decoded into views, errors into `RacimoError`, waits bounded.
+
+A control process that was killed is back within a second, started by its supervisor. So a request that finds nobody
+there is tried again, for `RETRY_S`, as long as the supervisor lives; and it says on stderr what it waits for.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from racimo.client.discovery import Endpoint, Finder
+from racimo.client.say import Say
+from racimo.control.views import ErrorView
+from racimo.spec.errors import ERROR_KINDS, RacimoError
+from racimo.version import PROTOCOL_VERSION
+
+CONNECT_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 60.0
+STREAM_SILENCE_S = 50.0
+"""A stream sends an empty line every 15 s; one that is silent for longer is dead."""
+RETRY_S = 30.0
+FIRST_DELAY_S = 0.02
+MAX_DELAY_S = 1.0
+SAY_AFTER_S = 1.0
+MAX_LINE_BYTES = 64 * 2**20
+
+T = TypeVar("T")
+Params = dict[str, str | int | float]
+Disconnected = (httpx.TransportError,)
+
+
+class Backoff:
+    """Delays that double up to `MAX_DELAY_S` until `RETRY_S` have passed; says once what is waited for."""
+
+    def __init__(self, say: Say, waits_for: str, *, limit_s: float = RETRY_S) -> None:
+        self.say = say
+        self._waits_for = waits_for
+        self._limit_s = limit_s
+        self._began_s = time.monotonic()
+        self._delay_s = FIRST_DELAY_S
+        self._said = False
+
+    def wait(self) -> bool:
+        """False once the time is over."""
+        passed_s = time.monotonic() - self._began_s
+        if passed_s >= self._limit_s:
+            return False
+        if passed_s >= SAY_AFTER_S and not self._said:
+            self._said = True
+            self.say(f"waiting for {self._waits_for} (for at most {self._limit_s:.0f} s)")
+        # Nothing can be awaited here: a port that will be listened on makes no event for those outside.
+        time.sleep(self._delay_s)
+        self._delay_s = min(MAX_DELAY_S, self._delay_s * 2)
+        return True
+
+
+class Session:
+    """`transport` is for tests. Not for several threads at once, except that streams may run beside calls."""
+
+    def __init__(self, finder: Finder, say: Say, transport: httpx.BaseTransport | None = None) -> None:
+        self._finder = finder
+        self.say = say
+        self._transport = transport
+        self._http: httpx.Client | None = None
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the cluster is; finds it, or starts one, at the first use."""
+        if self._endpoint is None:
+            self._endpoint = self._finder.find_or_start()
+        return self._endpoint
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        params: Params | None = None,
+        body: Any = None,
+        content: bytes | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+        safe_to_repeat: bool = True,
+    ) -> T:
+        """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is."""
+        if body is not None:
+            content = msgspec.json.encode(body)
+        response = self._send(method, path, params, content, timeout_s, safe_to_repeat)
+        raise_for_error(response.status_code, response.content, self.endpoint)
+        if kind is type(None):
+            return None
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise RacimoError(
+                "version-mismatch", f"the answer to {method} {path} is not what this version expects: {error}"
+            ) from None
+
+    def _send(
+        self, method: str, path: str, params: Params | None, content: bytes | None, timeout_s: float, repeat: bool
+    ) -> httpx.Response:
+        backoff = Backoff(self.say, "the control process, which its supervisor is starting again")
+        while True:
+            try:
+                return self._client().request(
+                    method, path, params=params, content=content, timeout=_timeouts(timeout_s)
+                )
+            except httpx.ConnectError as error:
+                self.recover(backoff, error)
+            except Disconnected as error:
+                if not repeat or isinstance(error, httpx.ReadTimeout):
+                    raise self.unreachable(f"lost the connection during {method} {path}: {_words(error)}") from None
+                self.recover(backoff, error)
+
+    @contextlib.contextmanager
+    def open_stream(
+        self, method: str, path: str, *, params: Params | None = None, body: Any = None
+    ) -> Iterator[httpx.Response]:
+        """A streamed answer, once; `Disconnected` passes through for the caller to handle."""
+        content = None if body is None else msgspec.json.encode(body)
+        client = self._client()
+        with client.stream(method, path, params=params, content=content, timeout=_timeouts(STREAM_SILENCE_S)) as got:
+            if got.status_code >= 400:
+                raise_for_error(got.status_code, got.read(), self.endpoint)
+            yield got
+
+    def recover(self, backoff: Backoff, error: Exception) -> None:
+        """After a failed try: finds the cluster anew and waits a little, or raises `unreachable`."""
+        if self._transport is None:
+            self.close()
+            if not self._finder.may_come_back():
+                endpoint = self._finder.restart(self._endpoint)
+                if endpoint is None:
+                    raise self.unreachable(_words(error)) from None
+                self._endpoint = endpoint
+                return
+        if not backoff.wait():
+            raise self.unreachable(_words(error)) from None
+        self._endpoint = self._finder.find() or self._endpoint
+
+    def unreachable(self, why: str) -> RacimoError:
+        return RacimoError("unreachable", f"no cluster answers at {self.endpoint.address}: {why}", self._finder.cure())
+
+    def _client(self) -> httpx.Client:
+        if self._http is not None:
+            return self._http
+        endpoint = self.endpoint
+        # An https address is verified as usual; for http, loading certificates would only cost 30 ms.
+        transport = self._transport or httpx.HTTPTransport(verify=endpoint.address.startswith("https:"))
+        self._http = httpx.Client(
+            base_url=endpoint.address,
+            headers={"Authorization": f"Bearer {endpoint.token}", "Racimo-Protocol": str(PROTOCOL_VERSION)},
+            transport=transport,
+            trust_env=False,
+        )
+        return self._http
+
+
+def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines of an NDJSON stream as they come, keep-alive (empty) ones left out. Splits at `\\n` and nothing else."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in lines if line)
+        if len(rest) > MAX_LINE_BYTES:
+            raise RacimoError("internal", f"a line of the stream is longer than {MAX_LINE_BYTES} bytes")
+    if rest:
+        yield rest
+
+
+def raise_for_error(status: int, content: bytes, endpoint: Endpoint) -> None:
+    """Turns an error answer into the `RacimoError` that the cluster raised."""
+    if status < 400:
+        return
+    try:
+        view = msgspec.json.decode(content, type=ErrorView)
+    except msgspec.MsgspecError:
+        view = ErrorView(code="internal", message=f"the cluster answered with status {status}")
+    if status == 401:
+        hint = f"the token comes from {endpoint.token_source}; $RACIMO_TOKEN_FILE names another file"
+        raise RacimoError("unauthorized", f"the cluster at {endpoint.address} does not accept this token", hint)
+    raise RacimoError(view.code if view.code in ERROR_KINDS else "internal", view.message, view.hint)
+
+
+def _timeouts(silence_s: float) -> httpx.Timeout:
+    return httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
