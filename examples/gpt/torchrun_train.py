@@ -75,6 +75,7 @@ def main() -> None:
             print(f"step {step + 1} loss {total.item() / world_size:.4f}", flush=True)
         if rank == 0 and (step + 1) % arguments.checkpoint_every == 0:
             save(checkpoint, step + 1, model, optimizer, schedule)
+    dist.barrier()  # Gloo aborts a rank that leaves while a peer still works
     dist.destroy_process_group()
 
 
