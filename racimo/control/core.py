@@ -162,7 +162,7 @@ class Core:
                 if worker.node == node_id:
                     self._resync_worker(run, worker, known.get(worker_id(run.id, worker.attempt, worker.index)))
             if run.generation is not None:
-                self._announce(run, only_node=node_id)
+                self._announce(self.state.runs[run.id], only_node=node_id)
 
     # The wheel
 
@@ -231,7 +231,13 @@ class Core:
 
     def _open(self) -> State:
         content, records = self.store.load()
-        state = State() if content is None else State.from_bytes(content)
+        if content is None:
+            return fold(records)
+        try:
+            state = State.from_bytes(content)
+        except ValueError as error:
+            self.notes.append(f"the journal's snapshot cannot be used ({error}): all its records were read instead")
+            return fold(self.store.records())
         return fold(records, state)
 
     def _now_s(self) -> float:

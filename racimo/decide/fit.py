@@ -1,5 +1,7 @@
 """What fits where: free devices by node and kind, the placing of workers on them, and what can never fit."""
 
+from functools import lru_cache
+
 from racimo.spec.quantity import format_size
 from racimo.spec.run import RunSpec
 from racimo.state.fold import State
@@ -53,7 +55,13 @@ class Pool:
 
 def demand(run: Run) -> tuple[str, int]:
     """(kind, devices per worker); the kind is "" where any will do."""
-    return run.spec.device_demand[0], run.spec.devices_per_worker
+    return _demand(run.spec.devices, run.spec.workers)
+
+
+@lru_cache(maxsize=1024)
+def _demand(devices: str, workers: str | int) -> tuple[str, int]:
+    spec = RunSpec(train="any", devices=devices, workers=workers)
+    return spec.device_demand[0], spec.devices_per_worker
 
 
 def kind_words(kind: str, count: int) -> str:

@@ -180,6 +180,8 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
         progressed = event.commits > run.commits_at_death
         changes["deaths_without_progress"] = 1 if progressed else run.deaths_without_progress + 1
         changes["commits_at_death"] = max(event.commits, run.commits_at_death)
+    if run.status == "paused":
+        changes["status"] = "pausing"  # frozen, and one of its processes ended: to be looked at again
     ended = replace(worker, status="exited", exit=event.exit, exited_at_s=at_s)
     state.runs[run.id] = _with_worker(run, ended, **changes)
     for device in worker.devices:

@@ -1,0 +1,97 @@
+"""Reading the exits of an attempt: who failed, who died, who is done. Facts only; what follows is decided elsewhere."""
+
+from msgspec.structs import replace
+
+from racimo.state.nouns import Failure, Run, Worker, worker_id
+
+MAX_DEATHS_WITHOUT_PROGRESS = 5
+_OURS = ("stop", "abort", "release")
+_DIED = ("killed", "unknown")
+
+
+def exact(run: Run) -> bool:
+    """True once any worker of any attempt entered `run.steps`: deaths lose nothing, so they are no failures."""
+    return run.elastic or run.micro_shards is not None
+
+
+def culprits(run: Run) -> list[Worker]:
+    """Workers whose end ends the attempt, the first to fail first; those that we ended are none."""
+    found = [worker for worker in run.workers.values() if _at_fault(run, worker)]
+    return sorted(found, key=lambda worker: worker.exited_at_s)
+
+
+def _at_fault(run: Run, worker: Worker) -> bool:
+    if worker.exit is None or worker.leaving in _OURS:
+        return False
+    if worker.exit.failure is not None and worker.exit.failure.code == "out-of-memory":
+        return True
+    return worker.exit.outcome == "failed" or (worker.exit.outcome in _DIED and not exact(run))
+
+
+def dead(run: Run) -> list[Worker]:
+    """Workers that were killed or vanished without our asking, in order of death."""
+    found = [
+        w for w in run.workers.values() if w.exit is not None and w.exit.outcome in _DIED and w.leaving not in _OURS
+    ]
+    return sorted(found, key=lambda worker: worker.exited_at_s)
+
+
+def unhealed(run: Run) -> list[Worker]:
+    """The dead that the present generation still counts as members; before the first generation, all dead."""
+    members = None if run.generation is None else run.generation.members
+    return [worker for worker in dead(run) if members is None or worker.index in members]
+
+
+def finished(run: Run) -> list[Worker]:
+    """Workers whose code came to its end."""
+    return [
+        w
+        for w in run.workers.values()
+        if w.exit is not None and w.exit.outcome == "finished" and w.leaving not in _OURS
+    ]
+
+
+def paused(run: Run) -> list[Worker]:
+    """Workers that saved and left on request."""
+    return [worker for worker in run.workers.values() if worker.exit is not None and worker.exit.outcome == "paused"]
+
+
+def crash_looping(run: Run) -> bool:
+    return exact(run) and run.deaths_without_progress >= MAX_DEATHS_WITHOUT_PROGRESS
+
+
+def ending_words(worker: Worker) -> str:
+    """`worker 1 was killed by signal 9`, `worker 0 exited with code 3`."""
+    ending = worker.exit
+    assert ending is not None
+    if ending.outcome == "unknown":
+        return f"worker {worker.index} vanished"
+    if ending.signal is not None:
+        return f"worker {worker.index} was killed by signal {ending.signal}"
+    if ending.outcome == "killed":
+        return f"worker {worker.index} was killed"
+    return f"worker {worker.index} exited with code {ending.code}"
+
+
+def failure_of(run: Run, worker: Worker, others: int) -> Failure:
+    """What the worker's end means to its user: its own account where it left one."""
+    ending = worker.exit
+    assert ending is not None
+    name = worker_id(run.id, worker.attempt, worker.index)
+    if ending.failure is not None:
+        own = ending.failure
+        rank = worker.rank if own.rank is None else own.rank
+        return replace(own, rank=rank, worker=own.worker or name, others=others)
+    code = {"unknown": "worker-lost", "killed": "worker-killed"}.get(ending.outcome, "worker-exited")
+    return Failure(code=code, message=ending_words(worker), rank=worker.rank, worker=name, others=others)
+
+
+def crash_loop_failure(run: Run) -> Failure:
+    last = dead(run)[-1:]
+    words = f", at last {ending_words(last[0])}" if last else ""
+    return Failure(
+        code="crash-loop",
+        message=f"workers died {run.deaths_without_progress} times without one new step being committed{words}",
+        hint=f"racimo logs {run.id}",
+        worker=worker_id(run.id, run.attempt, last[0].index) if last else "",
+    )

@@ -1,0 +1,140 @@
+"""How a running elastic attempt changes its size: generations, replacements, growth, release."""
+
+from racimo.decide import exits
+from racimo.decide.fit import Pool, demand
+from racimo.state.events import GenerationAnnounced, WorkersLeaving, WorkersPlanned
+from racimo.state.nouns import Placement, Reason, Run, Worker
+
+FIRST_RESTART_DELAY_S = 0.5
+MAX_RESTART_DELAY_S = 30.0
+
+
+def target(run: Run) -> int:
+    """The most workers that the run can use."""
+    return run.most if run.micro_shards is None else max(run.least, min(run.most, run.micro_shards))
+
+
+def staying(run: Run) -> list[Worker]:
+    """Live workers that are not asked to leave."""
+    return [worker for worker in run.live_workers if not worker.leaving]
+
+
+def next_generation(run: Run) -> GenerationAnnounced | None:
+    """The generation that the run should be in, if it is not the present one.
+
+    Members are all who are ready and stay (or pause together). The first generation waits until every live worker is
+    ready and there are at least `least`; later ones go on with whoever is left.
+    """
+    if not run.elastic or run.status not in ("running", "pausing"):
+        return None
+    members = tuple(sorted(w.index for w in run.live_workers if w.status == "ready" and w.leaving in ("", "pause")))
+    finished = exits.finished(run)
+    if run.generation is None:
+        waiting = any(worker.status != "ready" for worker in staying(run))
+        if run.status == "pausing" or waiting or len(members) + len(finished) < run.least:
+            return None
+    elif finished:
+        members = tuple(index for index in members if index in run.generation.members)
+    if not members or (run.generation is not None and run.generation.members == members):
+        return None
+    return GenerationAnnounced(
+        run=run.id, attempt=run.attempt, number=run.next_generation, members=members, reason=_change(run, members)
+    )
+
+
+def release(run: Run) -> list[WorkersLeaving]:
+    """Lets the newest workers go where there are more than `scale` allows."""
+    stay = sorted(staying(run), key=lambda worker: worker.index)
+    extra = stay[target(run) :]
+    if not extra or not run.elastic:
+        return []
+    text = f"from {len(stay)} to {target(run)} workers, as asked: the newest leave"
+    reason = Reason(code="scaled-down", text=text, counts={"from": len(stay), "to": target(run)})
+    # Who is not ready yet holds nothing and listens to nobody: it ends at once.
+    groups = (
+        ("release", [w for w in extra if w.status == "ready"]),
+        ("abort", [w for w in extra if w.status != "ready"]),
+    )
+    return [
+        WorkersLeaving(
+            run=run.id,
+            attempt=run.attempt,
+            indices=tuple(w.index for w in group),
+            how="release" if how == "release" else "abort",
+            reason=reason,
+        )
+        for how, group in groups
+        if group
+    ]
+
+
+def may_grow_at_s(run: Run) -> float | None:
+    """From when on this attempt may get more workers (0 for at once); None if never: it is finishing or not elastic.
+
+    Newcomers that die one after the other before they are ready are started less and less often.
+    """
+    if not run.elastic or exits.finished(run):
+        return None
+    last_ready_s = max((worker.ready_at_s for worker in run.workers.values()), default=0.0)
+    futile = [w for w in exits.dead(run) if not w.ready_at_s and w.exited_at_s > last_ready_s]
+    if not futile:
+        return 0.0
+    delay_s = min(FIRST_RESTART_DELAY_S * 2.0 ** min(len(futile) - 1, 16), MAX_RESTART_DELAY_S)
+    return futile[-1].exited_at_s + delay_s
+
+
+def replace_dead(run: Run, pool: Pool) -> WorkersPlanned | None:
+    """New workers for members that died, on free devices: the dead ones' own are among them."""
+    died = exits.unhealed(run) if run.generation is not None else []
+    count = min(len(died), target(run) - len(staying(run)))
+    placements = _take(run, pool, count)
+    if not placements:
+        return None
+    text = f"{exits.ending_words(died[0])}: {_plural(placements)} in its place"
+    if len(died) > 1:
+        text = f"{len(died)} workers died: {_plural(placements)} in their place"
+    return _planned(
+        run, placements, Reason(code="replaces", text=text, counts={"died": len(died), "new": len(placements)})
+    )
+
+
+def fill_up(run: Run, pool: Pool, size: int, code: str) -> WorkersPlanned | None:
+    """More workers, up to `size` in all, as far as free devices go."""
+    placements = _take(run, pool, size - len(staying(run)))
+    if not placements:
+        return None
+    now, then = len(staying(run)), len(staying(run)) + len(placements)
+    text = f"from {now} to {then} workers: devices are free" + (" and nothing waits" if code == "grows" else "")
+    return _planned(
+        run, placements, Reason(code=code, text=text, counts={"from": now, "to": then, "most": target(run)})
+    )
+
+
+def _take(run: Run, pool: Pool, count: int) -> tuple[Placement, ...]:
+    kind, per_worker = demand(run)
+    return pool.take(kind, per_worker, max(0, count), run.next_index)
+
+
+def _planned(run: Run, placements: tuple[Placement, ...], reason: Reason) -> WorkersPlanned:
+    return WorkersPlanned(run=run.id, attempt=run.attempt, placements=placements, reason=reason)
+
+
+def _change(run: Run, members: tuple[int, ...]) -> Reason:
+    before = () if run.generation is None else run.generation.members
+    gone = [run.workers[index] for index in before if index not in members]
+    came = [index for index in members if index not in before]
+    counts: dict[str, int | float] = {"members": len(members), "before": len(before), "least": run.least}
+    if run.generation is None:
+        text = f"all {len(members)} workers are ready" if len(members) > 1 else "its worker is ready"
+        return Reason(code="first-generation", text=text, counts=counts)
+    words = [exits.ending_words(w) if w in exits.dead(run) else f"worker {w.index} left" for w in gone]
+    words += [f"worker {index} joined" for index in came]
+    text = f"{', '.join(words)}: {len(members)} {'goes' if len(members) == 1 else 'go'} on"
+    if len(members) < run.least:
+        text += f", fewer than the {run.least} asked for, until replacements are ready"
+    code = "members-changed" if gone and came else "member-lost" if gone else "member-joined"
+    return Reason(code=code, text=text, counts=counts)
+
+
+def _plural(placements: tuple[Placement, ...]) -> str:
+    return "a new worker" if len(placements) == 1 else f"{len(placements)} new workers"
