@@ -34,9 +34,7 @@ def _error_from(refused: Refused) -> RacimoError:
 class AgentClient:
     """One connection. `welcome` is the agent's first answer; `closed` is set when the connection has ended."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: ControlWelcome
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: ControlWelcome) -> None:
         self.welcome = welcome
         self.closed = asyncio.Event()
         self._reader = reader

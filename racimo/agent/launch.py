@@ -13,7 +13,7 @@ class _ZygoteMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pass
 
 
-class Launch(_ZygoteMessage, kw_only=True):
+class Launch(_ZygoteMessage, frozen=True, kw_only=True):
     """One worker to fork. `environment` is its whole environment (with secrets: never written to disk)."""
 
     worker: str
@@ -33,19 +33,19 @@ class Launch(_ZygoteMessage, kw_only=True):
     ballast: str = ""
 
 
-class Settle(_ZygoteMessage, kw_only=True):
+class Settle(_ZygoteMessage, frozen=True, kw_only=True):
     """Asks which workers of this zygote still run, after everything that came before has been dealt with."""
 
 
-class Retire(_ZygoteMessage, kw_only=True):
+class Retire(_ZygoteMessage, frozen=True, kw_only=True):
     """Take no more orders; end as soon as no worker is left."""
 
 
-class Settled(_ZygoteMessage, kw_only=True):
+class Settled(_ZygoteMessage, frozen=True, kw_only=True):
     live: tuple[str, ...]
 
 
-class ZygoteWelcome(_ZygoteMessage, kw_only=True):
+class ZygoteWelcome(_ZygoteMessage, frozen=True, kw_only=True):
     """The first frame on every connection, sent once everything is imported."""
 
     pid: int
@@ -53,20 +53,20 @@ class ZygoteWelcome(_ZygoteMessage, kw_only=True):
     version: str
 
 
-class Forked(_ZygoteMessage, kw_only=True):
+class Forked(_ZygoteMessage, frozen=True, kw_only=True):
     worker: str
     pid: int
     start_ticks: int
 
 
-class ForkRefused(_ZygoteMessage, kw_only=True):
+class ForkRefused(_ZygoteMessage, frozen=True, kw_only=True):
     """The zygote is not fit to fork (a second thread, a CUDA context): the agent starts another one."""
 
     worker: str
     message: str
 
 
-class Reaped(_ZygoteMessage, kw_only=True):
+class Reaped(_ZygoteMessage, frozen=True, kw_only=True):
     """A worker has ended and nothing is left of its processes. `exit` is what is (or could not be) on disk."""
 
     worker: str

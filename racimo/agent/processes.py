@@ -125,7 +125,7 @@ def children_of(pid: int) -> list[int]:
     """Direct children of all threads of a process, zombies included."""
     children: list[int] = []
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
         return children
     for thread in threads:
@@ -166,30 +166,31 @@ def kill_quietly(pid: int, number: int) -> None:
             raise
 
 
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
 def pids_marked(variable: bytes, value: bytes) -> list[int]:
     """Processes whose environment at their start held `variable=value`: finds what left a worker's session."""
     wanted = variable + b"=" + value
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
+    for pid in _all_pids():
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    found.append(int(name))
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if pid != os.getpid() and wanted in file.read().split(b"\0"):
+                    found.append(pid)
         except OSError:
-            continue
+            continue  # gone meanwhile, or another user's
     return found
 
 
 def pids_of_session(session: int) -> list[int]:
     """Live processes whose session id is `session`."""
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = _stat_fields(int(name))
-            if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session:
-                found.append(int(name))
+    for pid in _all_pids():
+        fields = _stat_fields(pid)
+        if fields is not None and fields[0] not in "ZX" and int(fields[3]) == session:
+            found.append(pid)
     return found
 
 

@@ -1,0 +1,72 @@
+"""`python -m racimo.agent --home DIR --slots N --price P`: the daemon of one node."""
+
+import argparse
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from racimo.agent import processes
+from racimo.agent.daemon import Agent
+from racimo.agent.discovery import discover_node
+from racimo.spec.errors import ExitCode
+from racimo.spec.home import Home
+
+LOCK_TIMEOUT_S = 5.0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m racimo.agent", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True, help="the cluster's home folder")
+    parser.add_argument("--slots", type=int, default=None, help="CPU slots where there is no accelerator")
+    parser.add_argument("--price", type=float, default=0.0, help="price per device-hour")
+    return parser.parse_args()
+
+
+def _lock(path: Path) -> int | None:
+    """The lock of this home's agent, waited for (an earlier agent may be leaving); None if another keeps it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def give_up(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, LOCK_TIMEOUT_S)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd
+    except TimeoutError:
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+async def _serve(home: Home, slots: int | None, price: float) -> None:
+    agent = Agent(home, discover_node(home, slots, price))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stopped.set)
+    await agent.server.listen(home.agent_socket)
+    await agent.stopped.wait()
+    await agent.close()
+
+
+def main() -> int:
+    arguments = _parse()
+    home = Home(arguments.home.absolute())
+    for folder in (home.root, home.node_dir, home.processes_dir, home.service_logs_dir, home.agent_socket.parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if _lock(home.node_dir / "agent.lock") is None:
+        print(f"racimo: another agent serves {home.root}", file=sys.stderr)
+        return ExitCode.UNREACHABLE
+    processes.set_child_subreaper()
+    processes.write_process_file(home.processes_dir / "agent.json", "agent", time.monotonic())
+    asyncio.run(_serve(home, arguments.slots, arguments.price))
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""The agent as a whole: answers control's requests, hears its workers, and stays out of the way otherwise."""
+
+import asyncio
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from racimo.agent import processes
+from racimo.agent.blobs import BlobStore
+from racimo.agent.entry import Entry
+from racimo.agent.frames import encode_frame
+from racimo.agent.inotify import FileWatcher
+from racimo.agent.logs import read_log
+from racimo.agent.protocol import (
+    Announce,
+    CheckpointSaved,
+    ControlWelcome,
+    EventBatch,
+    ForgetRun,
+    LogChunk,
+    NewGeneration,
+    Ok,
+    PleaseLeave,
+    PleasePause,
+    ProcessUsage,
+    Progress,
+    ProgressBatch,
+    PullEvents,
+    PullProgress,
+    PutBlob,
+    ReadLog,
+    ReadReports,
+    Ready,
+    ReplyBody,
+    Report,
+    RequestBody,
+    Shutdown,
+    StartWorker,
+    StopWorker,
+    Usage,
+    UsageReply,
+    WorkerHello,
+    WorkerMessage,
+)
+from racimo.agent.pulse import Pulse
+from racimo.agent.runs import Runs
+from racimo.agent.server import Server
+from racimo.agent.spool import Spool
+from racimo.agent.stopping import stop_worker, terminate
+from racimo.agent.verdict import free_disk_bytes
+from racimo.agent.workers import Workers
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.state.events import WorkerReady
+from racimo.state.nouns import Node
+
+MAX_WAIT_S = 60.0
+MAX_LOG_CHUNK_BYTES = 4 * 2**20
+MAX_EVENTS = 5_000
+READY_FILE = "ready.json"
+
+
+class Agent:
+    """One per node and home. `stopped` is set when it is to leave; `ends_all` tells whether everything has ended."""
+
+    def __init__(self, home: Home, node: Node) -> None:
+        self.stopped = asyncio.Event()
+        self.ends_all = False
+        self._home, self._node = home, node
+        self._instance = uuid.uuid4().hex
+        self._spool = Spool(home.node_dir / "events.jsonl")
+        self._blobs = BlobStore(home.node_dir / "blobs")
+        self._runs = Runs(home)
+        self._files = FileWatcher()
+        self._progress_number = 0
+        self._progress_changed = Pulse()
+        self.workers = Workers(home, node, self._spool, self._blobs)
+        self.workers.adopt_all()
+        self.server = Server(
+            welcome=self._welcome,
+            answer=self.answer,
+            worker_connected=self._worker_connected,
+            worker_said=self._worker_said,
+            worker_left=self._worker_left,
+        )
+        self._answers: dict[type, Callable[[Any], Awaitable[ReplyBody]]] = {
+            StartWorker: self._start_worker,
+            PutBlob: self._put_blob,
+            StopWorker: self._stop_worker,
+            Announce: self._announce,
+            PullEvents: self._pull_events,
+            ReadLog: self._read_log,
+            PullProgress: self._pull_progress,
+            ReadReports: self._read_reports,
+            Usage: self._usage,
+            ForgetRun: self._forget_run,
+            Shutdown: self._shutdown,
+        }
+
+    async def answer(self, body: RequestBody) -> ReplyBody:
+        """One request. `RacimoError` becomes `Refused`."""
+        handler = self._answers.get(type(body))
+        if handler is None:
+            raise RacimoError("invalid-request", f"the agent does not answer {type(body).__name__} here")
+        return await handler(body)
+
+    async def close(self) -> None:
+        """Lets go of everything; workers and zygotes live on unless `ends_all`."""
+        await self.server.close()
+        await self.workers.zygotes.close(end_zygotes=self.ends_all)
+        self._files.close()
+        self._spool.close()
+
+    def _welcome(self) -> ControlWelcome:
+        unacknowledged = [
+            entry.state
+            for entry in self.workers.entries.values()
+            if entry.live or (entry.event_number or 0) in self._spool.pending
+        ]
+        return ControlWelcome(node=self._node, instance=self._instance, workers=tuple(unacknowledged))
+
+    # What control asks
+
+    async def _start_worker(self, message: StartWorker) -> ReplyBody:
+        return self.workers.start(message)
+
+    async def _put_blob(self, message: PutBlob) -> ReplyBody:
+        await asyncio.to_thread(self._blobs.put, message.sha256, message.content)
+        return Ok()
+
+    async def _stop_worker(self, message: StopWorker) -> ReplyBody:
+        entry = self.workers.entries.get(message.worker)
+        if entry is None:
+            await self.workers.bury(message.worker)
+        else:
+            stop_worker(entry, message)
+        return Ok()
+
+    async def _announce(self, message: Announce) -> ReplyBody:
+        if self._runs.announce(message):
+            frame = encode_frame(_new_generation(message))
+            for entry in self.workers.of_run(message.run):
+                if entry.live and entry.attempt == message.attempt:
+                    entry.send(frame)
+        return Ok()
+
+    async def _pull_events(self, message: PullEvents) -> ReplyBody:
+        limit = min(max(message.limit, 1), MAX_EVENTS)
+        events = self._spool.take(message.after, limit)
+        if not events and message.wait_s > 0 and await self._spool.changed.wait(min(message.wait_s, MAX_WAIT_S)):
+            events = self._spool.take(message.after, limit)
+        return EventBatch(events=events)
+
+    async def _read_log(self, message: ReadLog) -> ReplyBody:
+        directory = self._home.worker_dir(message.worker)
+        if not directory.is_dir():
+            raise RacimoError("not-found", f"this node has no worker {message.worker}")
+        path = directory / f"{message.stream}.log"
+        limit = min(max(message.limit, 1), MAX_LOG_CHUNK_BYTES)
+        deadline_s = time.monotonic() + min(message.wait_s, MAX_WAIT_S)
+        entry = self.workers.entries.get(message.worker)
+        begin, content = read_log(path, message.offset, limit)
+        if not content and message.wait_s > 0 and entry is not None and entry.live:
+            with self._files.watch(directory) as watch:
+                # A worker's end beats the same pulse, so that a follower learns of it at once.
+                entry.followers.add(watch.pulse)
+                try:
+                    begin, content = read_log(path, message.offset, limit)
+                    while not content and entry.live and (left_s := deadline_s - time.monotonic()) > 0:
+                        await watch.pulse.wait(left_s)
+                        begin, content = read_log(path, message.offset, limit)
+                finally:
+                    entry.followers.discard(watch.pulse)
+        over = entry is None or not entry.live
+        ended = over and not read_log(path, begin + len(content), 1)[1]
+        return LogChunk(offset=begin, content=content, ended=ended)
+
+    async def _pull_progress(self, message: PullProgress) -> ReplyBody:
+        if message.after >= self._progress_number and message.wait_s > 0:
+            await self._progress_changed.wait(min(message.wait_s, MAX_WAIT_S))
+        newest = [entry.progress for entry in self.workers.live if entry.progress is not None]
+        return ProgressBatch(number=self._progress_number, progress=tuple(newest))
+
+    async def _read_reports(self, message: ReadReports) -> ReplyBody:
+        return self._runs.read_reports(message.run, max(message.after, 0), max(message.limit, 1))
+
+    async def _usage(self, _: Usage) -> ReplyBody:
+        return await asyncio.to_thread(self._measure_usage, self._records())
+
+    def _records(self) -> list[processes.ProcessRecord]:
+        paths = self._home.processes_dir.glob("*.json")
+        services = [record for path in paths if (record := processes.read_process_file(path)) is not None]
+        workers = [
+            msgspec.structs.replace(entry.record, role=entry.name)
+            for entry in self.workers.live
+            if entry.record is not None
+        ]
+        return [record for record in services + workers if processes.is_alive(record)]
+
+    def _measure_usage(self, records: list[processes.ProcessRecord]) -> UsageReply:
+        usages = tuple(
+            ProcessUsage(
+                role=record.role,
+                pid=record.pid,
+                resident_bytes=processes.resident_bytes(record.pid),
+                private_bytes=processes.private_bytes(record.pid) or 0,
+                cpu_s=processes.cpu_s(record.pid),
+            )
+            for record in records
+        )
+        return UsageReply(
+            processes=usages,
+            free_memory_bytes=processes.memory_bytes()[0],
+            free_disk_bytes=free_disk_bytes(self._home.node_dir),
+        )
+
+    async def _forget_run(self, message: ForgetRun) -> ReplyBody:
+        live = [entry.name for entry in self.workers.of_run(message.run) if entry.live]
+        if live:
+            raise RacimoError("wrong-state", f"{message.run} still has {len(live)} live workers here: {live[0]}")
+        if not message.run or "/" in message.run or message.run.startswith("."):
+            raise RacimoError("invalid-request", f"not a run id: {message.run!r}")
+        self.workers.forget(message.run)
+        self._runs.forget(message.run)
+        for name in ("workers", "files", "runs"):
+            folder = self._home.node_dir / name / message.run
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return Ok()
+
+    async def _shutdown(self, message: Shutdown) -> ReplyBody:
+        for entry in self.workers.live:
+            if entry.record is None and entry.start_task is not None:
+                entry.start_task.cancel()
+            else:
+                terminate(entry, message.grace_s)
+        await self.workers.settle()
+        self.ends_all = True
+        asyncio.get_running_loop().call_soon(self.stopped.set)
+        return Ok()
+
+    # What workers say
+
+    def _worker_connected(self, hello: WorkerHello, writer: asyncio.StreamWriter) -> bool:
+        entry = self.workers.entries.get(hello.worker)
+        if entry is None or not entry.live:
+            print(f"agent: {hello.worker} (pid {hello.pid}) is not a live worker of mine", file=sys.stderr)
+            return False
+        entry.writer = writer
+        generation = self._runs.generation(entry.run)
+        if generation is not None and generation.attempt == entry.attempt:
+            entry.send(encode_frame(_new_generation(generation)))
+        if entry.wish:
+            entry.send(encode_frame(PleasePause() if entry.wish == "pause" else PleaseLeave()))
+        return True
+
+    def _worker_left(self, worker: str, writer: asyncio.StreamWriter) -> None:
+        entry = self.workers.entries.get(worker)
+        if entry is not None and entry.writer is writer:
+            entry.writer = None
+
+    def _worker_said(self, worker: str, message: WorkerMessage) -> None:
+        entry = self.workers.entries[worker]
+        if isinstance(message, Progress):
+            self._note_progress(entry, message)
+        elif isinstance(message, Report):
+            self._runs.report(entry.run, message)
+        elif isinstance(message, Ready):
+            self._note_ready(entry, message)
+        elif isinstance(message, CheckpointSaved):
+            print(f"agent: {worker} saved step {message.step} at {message.path}", file=sys.stderr)
+
+    def _note_progress(self, entry: Entry, progress: Progress) -> None:
+        if entry.progress is None or entry.progress.phase_number != progress.phase_number:
+            entry.progress_at_s = time.monotonic()
+        entry.progress = progress
+        commits = self.workers.commits
+        commits[entry.run] = max(commits.get(entry.run, 0), progress.step)
+        self._progress_number += 1
+        self._progress_changed.beat()
+
+    def _note_ready(self, entry: Entry, ready: Ready) -> None:
+        """Told to control once, however often the worker reconnects."""
+        path = entry.directory / READY_FILE
+        content = msgspec.json.encode(ready)
+        entry.ready = ready
+        if path.exists() and path.read_bytes() == content:
+            return
+        self._spool.append(
+            WorkerReady(
+                run=entry.run,
+                attempt=entry.attempt,
+                index=entry.index,
+                address=ready.address,
+                micro_shards=ready.micro_shards,
+                numerics=ready.numerics,
+            )
+        )
+        path.write_bytes(content)
+
+
+def _new_generation(message: Announce) -> NewGeneration:
+    return NewGeneration(attempt=message.attempt, number=message.number, members=message.members, reason=message.reason)

@@ -1,0 +1,102 @@
+"""What the agent keeps per run: its newest generation, and what its workers reported (first wins per step and name)."""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from racimo.agent.protocol import Announce, Report, ReportBatch
+from racimo.spec.home import Home
+
+MAX_REPORT_LINES = 100_000
+MAX_OPEN_RUNS = 64
+"""Runs whose reports are held in memory; others are read again from their file."""
+
+
+class _Reports:
+    """One run's reports: the file, and which (step, name) it holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[Report] = []
+        self._seen: set[tuple[int, str]] = set()
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    report = msgspec.json.decode(line, type=Report)
+                except msgspec.DecodeError:
+                    continue  # torn by a kill in the middle of the write
+                self._keep(report)
+
+    def add(self, report: Report) -> None:
+        """Keeps what nobody reported before. Beyond the bound, nothing."""
+        values = {name: value for name, value in report.values.items() if (report.step, name) not in self._seen}
+        if not values or len(self.lines) >= MAX_REPORT_LINES:
+            return
+        fresh = Report(step=report.step, values=values)
+        with open(self._path, "ab") as file:
+            file.write(msgspec.json.encode(fresh) + b"\n")
+        self._keep(fresh)
+
+    def _keep(self, report: Report) -> None:
+        self.lines.append(report)
+        self._seen.update((report.step, name) for name in report.values)
+
+
+class Runs:
+    """Generations and reports by run id, in `node/runs/RUN/`."""
+
+    def __init__(self, home: Home) -> None:
+        self._root = home.node_dir / "runs"
+        self._announced: dict[str, Announce] = {}
+        self._reports: dict[str, _Reports] = {}
+
+    def announce(self, message: Announce) -> bool:
+        """Keeps a generation; False if a newer one (or this) is known already."""
+        known = self.generation(message.run)
+        if known is not None and (known.attempt, known.number) >= (message.attempt, message.number):
+            return False
+        self._announced[message.run] = message
+        path = self._folder(message.run) / "generation.json"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(message))
+        temporary.replace(path)
+        return True
+
+    def generation(self, run: str) -> Announce | None:
+        """The newest generation that control announced, also to an earlier agent."""
+        if run not in self._announced:
+            try:
+                content = (self._root / run / "generation.json").read_bytes()
+            except FileNotFoundError:
+                return None
+            self._announced[run] = msgspec.json.decode(content, type=Announce)
+        return self._announced[run]
+
+    def report(self, run: str, report: Report) -> None:
+        try:
+            self._reports_of(run).add(report)
+        except OSError as error:
+            print(f"agent: lost a report of {run}: {error}", file=sys.stderr)
+
+    def read_reports(self, run: str, after: int, limit: int) -> ReportBatch:
+        lines = self._reports_of(run).lines if run in self._reports or (self._root / run).exists() else []
+        chosen = tuple(lines[after : after + limit])
+        return ReportBatch(next=after + len(chosen), reports=chosen)
+
+    def forget(self, run: str) -> None:
+        self._announced.pop(run, None)
+        self._reports.pop(run, None)
+
+    def _reports_of(self, run: str) -> _Reports:
+        if run not in self._reports:
+            if len(self._reports) >= MAX_OPEN_RUNS:
+                self._reports.pop(next(iter(self._reports)))
+            self._reports[run] = _Reports(self._folder(run) / "reports.jsonl")
+        return self._reports[run]
+
+    def _folder(self, run: str) -> Path:
+        folder = self._root / run
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder

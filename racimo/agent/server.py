@@ -1,0 +1,147 @@
+"""The agent's Unix socket: who connects, in which role, and the carrying of frames to and fro."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from racimo.agent.frames import FrameError, encode_frame, peer_uid, read_frame
+from racimo.agent.protocol import (
+    MAX_FRAME_BYTES,
+    ControlHello,
+    ControlWelcome,
+    Opening,
+    Refused,
+    Reply,
+    ReplyBody,
+    Request,
+    RequestBody,
+    WorkerHello,
+    WorkerMessage,
+)
+from racimo.spec.errors import RacimoError
+from racimo.version import PROTOCOL_VERSION, __version__
+
+MAX_REQUESTS_IN_FLIGHT = 256
+HELLO_TIMEOUT_S = 10.0
+
+_OPENING = msgspec.msgpack.Decoder(Opening)
+_REQUEST = msgspec.msgpack.Decoder(Request)
+_WORKER_MESSAGE = msgspec.msgpack.Decoder(WorkerMessage)
+
+
+class Server:
+    """Serves control (one connection at a time, the newest) and workers (one each)."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Callable[[], ControlWelcome],
+        answer: Callable[[RequestBody], Awaitable[ReplyBody]],
+        worker_connected: Callable[[WorkerHello, asyncio.StreamWriter], bool],
+        worker_said: Callable[[str, WorkerMessage], None],
+        worker_left: Callable[[str, asyncio.StreamWriter], None],
+    ) -> None:
+        self._welcome, self._answer = welcome, answer
+        self._worker_connected, self._worker_said, self._worker_left = worker_connected, worker_said, worker_left
+        self._control: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Takes the socket over from an earlier agent (which is dead: the caller holds the lock)."""
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(os.fspath(path))
+        path.chmod(0o600)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_FRAME_BYTES)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        if self._control is not None:
+            self._control.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if peer_uid(writer.get_extra_info("socket")) not in (os.getuid(), 0):
+                return
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                body = await read_frame(reader)
+            if body is None:
+                return
+            hello = _OPENING.decode(body)
+            if isinstance(hello, ControlHello):
+                await self._serve_control(hello, reader, writer)
+            else:
+                await self._serve_worker(hello, reader, writer)
+        except (FrameError, msgspec.DecodeError, TimeoutError, ConnectionError) as error:
+            print(f"agent: dropped a connection: {error!r}", file=sys.stderr)
+        finally:
+            writer.close()
+
+    async def _serve_control(
+        self, hello: ControlHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            message = f"the agent speaks protocol {PROTOCOL_VERSION} (racimo {__version__}), not {hello.protocol}"
+            writer.write(
+                encode_frame(Refused(code="version-mismatch", message=message, hint="racimo down && racimo up"))
+            )
+            await writer.drain()
+            return
+        if self._control is not None:
+            self._control.close()
+        self._control = writer
+        writer.write(encode_frame(self._welcome()))
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while (body := await read_frame(reader)) is not None:
+                request = _REQUEST.decode(body)
+                if len(tasks) >= MAX_REQUESTS_IN_FLIGHT:
+                    _reply(writer, request.id, Refused(code="busy", message=f"{len(tasks)} requests are in flight"))
+                    continue
+                task = asyncio.create_task(self._answer_one(request, writer))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._control is writer:
+                self._control = None
+
+    async def _answer_one(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        try:
+            reply = await self._answer(request.body)
+        except RacimoError as error:
+            reply = Refused(code=error.code, message=error.message, hint=error.hint)
+        except OSError as error:
+            code = "disk-full" if error.errno == 28 else "internal"
+            reply = Refused(code=code, message=f"{type(request.body).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must reach control as an answer, not as silence
+            sys.excepthook(type(error), error, error.__traceback__)
+            reply = Refused(code="internal", message=f"{type(request.body).__name__}: {error!r}")
+        _reply(writer, request.id, reply)
+        try:
+            await writer.drain()
+        except ConnectionError:
+            pass  # control is gone; it asks again when it is back
+
+    async def _serve_worker(
+        self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if not self._worker_connected(hello, writer):
+            return
+        try:
+            while (body := await read_frame(reader)) is not None:
+                self._worker_said(hello.worker, _WORKER_MESSAGE.decode(body))
+        finally:
+            self._worker_left(hello.worker, writer)
+
+
+def _reply(writer: asyncio.StreamWriter, number: int, body: ReplyBody) -> None:
+    if not writer.is_closing():
+        writer.write(encode_frame(Reply(number, body)))

@@ -1,0 +1,95 @@
+"""The way of an order to a forked process: disk, environment, files, launch."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from racimo.agent.blobs import BlobStore
+from racimo.agent.exits import BALLAST_FILE
+from racimo.agent.launch import Forked
+from racimo.agent.launching import choose_port, prepare_launch
+from racimo.agent.protocol import WorkerOrder
+from racimo.agent.verdict import free_disk_bytes
+from racimo.agent.zygote_keeper import ZygoteLost
+from racimo.agent.zygotes import Zygotes
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.spec.quantity import format_size
+from racimo.state.nouns import Failure, Node, parse_worker_id
+
+MIN_FREE_DISK_BYTES = 64 * 2**20
+"""With less than this nothing is started."""
+BALLAST_BYTES = 4 * 2**20
+MAX_LAUNCH_TRIES = 3
+
+
+class StartFailed(Exception):
+    """A worker that cannot start, with its `failure`."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Starter:
+    """Carries out orders. One attempt's files are unpacked once, whoever of its workers comes first."""
+
+    def __init__(self, home: Home, node: Node, blobs: BlobStore, zygotes: Zygotes) -> None:
+        self._home, self._node, self._blobs, self._zygotes = home, node, blobs, zygotes
+        self._unpacking: dict[Path, asyncio.Task[None]] = {}
+        self._ports: dict[str, int] = {}
+
+    async def launch(self, order: WorkerOrder, beside: WorkerOrder | None) -> Forked:
+        """Forks the worker. `StartFailed` with the reason, or `OSError`."""
+        if order.exec_of and beside is None:
+            raise StartFailed(Failure(code="run-unknown", message=f"there is no worker {order.exec_of} on this node"))
+        self._check_disk()
+        await self._unpack(beside or order)
+        port = self._port((beside or order).rendezvous_key or order.worker)
+        bin_dir = Path(sys.executable).parent
+        launch = prepare_launch(self._home, self._node, order, beside, bin_dir, port)
+        keeper = self._zygotes.get("torch" if order.kind == "train" else "plain")
+        for attempt in range(MAX_LAUNCH_TRIES):
+            try:
+                return await keeper.launch(launch)
+            except ZygoteLost as error:
+                if keeper.start_is_hopeless or attempt + 1 == MAX_LAUNCH_TRIES:
+                    raise StartFailed(Failure(code="environment-failed", message=str(error))) from error
+        raise AssertionError("unreachable")
+
+    def _check_disk(self) -> None:
+        free = free_disk_bytes(self._home.node_dir)
+        if free < MIN_FREE_DISK_BYTES:
+            message = (
+                f"{self._node.host} has {format_size(free)} free under {self._home.node_dir}; "
+                f"a worker needs {format_size(MIN_FREE_DISK_BYTES)}"
+            )
+            raise StartFailed(Failure(code="disk-full", message=message, hint=f"df -h {self._home.node_dir}"))
+        ballast = self._home.node_dir / BALLAST_FILE
+        if not ballast.exists():
+            ballast.write_bytes(bytes(BALLAST_BYTES))
+
+    async def _unpack(self, order: WorkerOrder) -> None:
+        run, attempt, _ = parse_worker_id(order.worker)
+        target = self._home.attempt_files_dir(run, attempt)
+        task = self._unpacking.get(target)
+        if task is None:
+            task = asyncio.create_task(asyncio.to_thread(self._blobs.unpack, order.files, target))
+            self._unpacking[target] = task
+        try:
+            await asyncio.shield(task)
+        except RacimoError as error:
+            raise StartFailed(Failure(code=error.code, message=error.message, hint=error.hint)) from error
+        finally:
+            if task.done():
+                self._unpacking.pop(target, None)
+
+    def _port(self, key: str) -> int:
+        if key not in self._ports:
+            self._ports[key] = choose_port(key, set(self._ports.values()))
+        return self._ports[key]
+
+    def forget_run(self, run: str) -> None:
+        """Frees the ports of a run's attempts."""
+        for key in [key for key in self._ports if key.split("/")[0] == run]:
+            del self._ports[key]

@@ -1,0 +1,56 @@
+"""The zygotes of a node: `plain` and `torch` from the start, two more per built environment when it is first used."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from racimo.agent.launch import Reaped
+from racimo.agent.zygote_keeper import ZygoteKeeper, default_python
+from racimo.spec.home import Home
+
+
+class Zygotes:
+    """All keepers by name. `on_reaped` and `on_lost` are told about workers of any of them."""
+
+    def __init__(
+        self,
+        home: Home,
+        on_reaped: Callable[[Reaped], None],
+        on_lost: Callable[[frozenset[str]], None],
+    ) -> None:
+        self._home, self._on_reaped, self._on_lost = home, on_reaped, on_lost
+        self._keepers: dict[str, ZygoteKeeper] = {}
+        for preload in ("plain", "torch"):
+            self.get(preload)
+
+    @property
+    def keepers(self) -> list[ZygoteKeeper]:
+        return list(self._keepers.values())
+
+    def get(self, preload: str, environment: str = "", python: Path | None = None) -> ZygoteKeeper:
+        """The keeper for a kind of worker, in the environment of that hash (with its interpreter) if one is given."""
+        name = f"{preload}-{environment}" if environment else preload
+        if name not in self._keepers:
+            interpreter = str(python) if python is not None else default_python()
+            self._keepers[name] = ZygoteKeeper(self._home, name, preload, interpreter, self._on_reaped, self._on_lost)
+        return self._keepers[name]
+
+    def is_parent_known(self, worker: str) -> bool:
+        """Whether a connected zygote is that worker's parent, so that it will tell its exit."""
+        return any(worker in keeper.workers for keeper in self._keepers.values())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know, such as a zygote that is still importing."""
+        found = []
+        for keeper in self._keepers.values():
+            if keeper.failed_starts:
+                found.append(
+                    f"the {keeper.name} zygote does not start ({keeper.failed_starts} tries): {keeper.last_error}"
+                )
+            elif not keeper.ready and keeper.name.startswith("torch"):
+                found.append("the torch zygote is still importing torch; training runs start as soon as it has")
+        return tuple(found)
+
+    async def close(self, *, end_zygotes: bool) -> None:
+        for keeper in self._keepers.values():
+            await keeper.close(end_zygote=end_zygotes)
