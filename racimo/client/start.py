@@ -4,12 +4,14 @@ import os
 import secrets
 import select
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-from racimo.act import guardian, leftovers
+from racimo.act import guardian
 from racimo.client.discovery import Endpoint, Finder, local_endpoint, supervisor_alive
 from racimo.client.say import Say
 from racimo.control.views import ClusterView
@@ -276,7 +278,9 @@ def _end_services(home: Home) -> None:
     mark.touch(mode=0o600)
     for record in service_records(home):
         _signal(record, signal.SIGKILL)
-    leftovers.end_all(str(home.root))
+    # In a process of its own: it also ends the children of the process it runs in, which may be a user's program.
+    program = "import sys; from racimo.act import leftovers; leftovers.end_all(sys.argv[1])"
+    subprocess.run([sys.executable, "-P", "-c", program, str(home.root)], check=True, timeout=DOWN_LIMIT_S)
     mark.unlink(missing_ok=True)
 
 

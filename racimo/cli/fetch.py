@@ -1,0 +1,103 @@
+"""`racimo get` and `racimo exec`: what a run left behind, and a command beside one of its workers."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from racimo.cli.console import talk, width, write, write_json
+from racimo.cli.parser import Parser, add_output, count
+from racimo.cli.render import exit_words, format_wall
+from racimo.cli.usage import UsageError
+from racimo.client.api import Client
+from racimo.control.views import OutputView
+from racimo.spec.errors import RacimoError
+from racimo.spec.quantity import format_size
+from racimo.state.nouns import Exit
+
+
+def _get_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Fetch a run's outputs: all of them into ./RUN/, one PATH, or everything below a folder."
+    parser.add_argument("run", metavar="RUN", help="a run's id, as racimo ps shows it")
+    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="a file or folder among the outputs")
+    parser.add_argument("--to", metavar="PLACE", help="file or folder to write to; - for stdout")
+    parser.add_argument("--list", action="store_true", help="only list what there is")
+    add_output(parser)
+
+
+def _get(args: argparse.Namespace) -> int:
+    with Client(say=talk) as client:
+        wanted = _chosen(client, args.run, args.path)
+        if args.list:
+            _list(wanted, args.output)
+            return 0
+        if args.to == "-":
+            if [output.path for output in wanted] != [args.path]:
+                raise UsageError("racimo get: --to - writes one file: give its PATH")
+            for chunk in client.read_output(args.run, args.path):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            return 0
+        for output in wanted:
+            target = _target(output.path, args)
+            client.download(args.run, output.path, target)
+            if args.output == "json":
+                write_json({"path": output.path, "to": str(target), "size_bytes": output.size_bytes})
+            else:
+                write(f"{target}  {format_size(output.size_bytes)}")
+    return 0
+
+
+def _chosen(client: Client, run: str, path: str) -> list[OutputView]:
+    outputs = client.outputs(run)
+    if not path:
+        if not outputs:
+            raise RacimoError("output-missing", f"{run} has left no outputs (so far)", f"racimo show {run}")
+        return outputs
+    wanted = [output for output in outputs if output.path == path or output.path.startswith(path.rstrip("/") + "/")]
+    if not wanted:
+        raise RacimoError("output-missing", f"{run} has no output {path}", f"racimo get {run} --list")
+    return wanted
+
+
+def _target(path: str, args: argparse.Namespace) -> Path:
+    if args.path == path:  # one file
+        to = Path(args.to or Path(path).name)
+        return to / Path(path).name if to.is_dir() or (args.to or "").endswith("/") else to
+    folder = Path(args.to or args.run)
+    return folder / path
+
+
+def _list(outputs: list[OutputView], output: str) -> None:
+    if output == "json":
+        write_json(outputs)
+        return
+    size = min(max((len(o.path) for o in outputs), default=0), width())
+    for one in outputs:
+        write(f"{one.path:<{size}}  {format_size(one.size_bytes):>9}  {format_wall(one.modified_wall_s)}")
+
+
+def _exec_arguments(parser: Parser) -> None:
+    parser.usage = "racimo exec RUN [--worker INDEX] [-o json] -- COMMAND ..."
+    parser.add_argument("run", metavar="RUN", help="a run's id, as racimo ps shows it")
+    parser.add_argument("--worker", type=count, metavar="INDEX", help="beside this worker (default: the first)")
+    add_output(parser)
+    parser.after_dashes = "command"
+
+
+def _exec(args: argparse.Namespace) -> int:
+    if not args.command:
+        raise UsageError("racimo exec: no command\n  racimo exec RUN -- ps aux")
+    with Client(say=talk) as client:
+        for item in client.exec(args.run, args.command, args.worker):
+            if args.output == "json":
+                write_json(item)
+            elif not isinstance(item, Exit):
+                print(item.text, file=sys.stderr if item.stream == "err" else sys.stdout, flush=True)
+            if isinstance(item, Exit):
+                if item.outcome != "finished":
+                    talk(f"the command {exit_words(item)}")
+                return 0 if item.outcome == "finished" else 1
+    raise RacimoError("worker-lost", "the command's end was not seen", f"racimo show {args.run}")
+
+
+COMMANDS = {"get": (_get_arguments, _get), "exec": (_exec_arguments, _exec)}

@@ -1,0 +1,242 @@
+"""Views as text: pure functions from what the API answers to what a person reads."""
+
+import time
+from typing import Any
+
+from racimo.agent.protocol import ProcessUsage
+from racimo.control.views import LogLine, NodeView, RunProgress, RunView
+from racimo.spec.quantity import format_duration, format_size
+from racimo.state.events import Record
+from racimo.state.nouns import Exit, Failure, Reason
+
+NO_PRICE = "no price set: racimo up --price AMOUNT"
+PS_TITLES = ("ID", "KIND", "STATUS", "WORKERS", "STEP", "LOSS", "TIME", "COST", "REASON")
+PS_RIGHT = ("WORKERS", "STEP", "LOSS", "TIME", "COST")
+PROCESS_TITLES = ("PROCESS", "PID", "RESIDENT", "PRIVATE", "CPU")
+NODE_TITLES = ("NODE", "HOST", "STATUS", "SLOTS", "FREE", "MEMORY FREE", "DISK FREE", "HELD BY")
+
+
+def format_money(amount: float) -> str:
+    """Cents for dollars, finer for less than a dollar."""
+    if amount and amount < 0.0001:
+        return "<$0.0001"
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
+def format_number(value: float) -> str:
+    """`950`, `12.3k`, `4.5M`."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.1f}{unit}"
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}"
+
+
+def format_loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4g}"
+
+
+def ps_row(view: RunView) -> tuple[str, ...]:
+    progress = view.progress
+    step = ""
+    if progress is not None and (progress.step or progress.until):
+        step = f"{progress.step}/{progress.until}" if progress.until else str(progress.step)
+    workers = f"{view.num_live_workers}/{view.most}"
+    time_s = view.queued_s if view.status == "queued" else view.running_s
+    return (
+        view.id,
+        view.kind,
+        view.status,
+        workers,
+        step,
+        format_loss(progress.loss if progress else None),
+        format_duration(time_s),
+        format_money(view.cost) if view.price_known else "no price",
+        _one_line(ps_reason(view)),
+    )
+
+
+def ps_reason(view: RunView) -> str:
+    if view.failure is not None:
+        return f"{view.failure.message} [{view.failure.code}]"
+    return view.reason.text if view.reason is not None else ""
+
+
+def run_page(view: RunView) -> list[str]:
+    """All about one run, as `key  value` lines."""
+    spec = view.spec
+    what = f"train {spec.train}" if spec.train else " ".join(spec.command)
+    lines = [
+        f"{view.id}  {view.status}",
+        *_pairs(
+            what=" ".join((what, *spec.args)),
+            why=view.reason.text if view.reason else "",
+            submitted=format_wall(view.submitted_wall_s),
+            waited=format_duration(view.queued_s),
+            ran=format_duration(view.running_s),
+            workers=_workers_words(view),
+            attempt=f"{view.attempt} ({view.retries_used} of {spec.retries} retries used)" if view.attempt else "",
+            progress=progress_words(view.progress, with_cost=False) if view.progress else "",
+            cost=cost_words(view),
+            outputs=view.output_dir,
+        ),
+    ]
+    if view.workers:
+        lines += ["", "workers"]
+        lines += [f"  {line}" for line in _worker_lines(view)]
+    if view.failure is not None:
+        lines += ["", *failure_lines(view.failure)]
+    return lines
+
+
+def cost_words(view: RunView) -> str:
+    used = f"{format_duration(view.device_s)} of device time"
+    return f"{format_money(view.cost)} for {used}" if view.price_known else f"{used}; {NO_PRICE}"
+
+
+def _workers_words(view: RunView) -> str:
+    most = str(view.most) if view.least == view.most else f"{view.least}..{view.most}"
+    words = f"{view.num_live_workers} of {most}"
+    return f"{words}, elastic, generation {view.generation}" if view.elastic else words
+
+
+def _worker_lines(view: RunView) -> list[str]:
+    lines = []
+    for worker in view.workers:
+        devices = ", ".join(str(index) for index in worker.devices)
+        about = f"pid {worker.pid}" if worker.pid else ""
+        if worker.exit is not None:
+            about = exit_words(worker.exit)
+        rank = f"rank {worker.rank}" if worker.rank is not None else ""
+        parts = (f"{worker.index:<3}", f"{rank:<8}", f"{worker.status:<9}", f"{worker.node}:{devices}", about)
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def exit_words(exit: Exit) -> str:
+    words: str = exit.outcome
+    if exit.signal is not None:
+        words += f" by signal {exit.signal}"
+    elif exit.code is not None:
+        words += f" with exit code {exit.code}"
+    return words + (f": {exit.failure.message}" if exit.failure else "")
+
+
+def failure_lines(failure: Failure) -> list[str]:
+    """The first failing rank's traceback first, then what it was, the others counted, and what to do."""
+    lines = failure.traceback.rstrip("\n").split("\n") if failure.traceback else []
+    who = f"rank {failure.rank}: " if failure.rank is not None and not _says_rank(failure) else ""
+    lines.append(f"{who}{failure.message} [{failure.code}]")
+    if failure.others:
+        verb = "other" if failure.others == 1 else "others"
+        lines.append(f"{failure.others} {verb} failed too")
+    return lines + [f"  {line}" for line in failure.hint.splitlines()]
+
+
+def _says_rank(failure: Failure) -> bool:
+    return f"rank {failure.rank}" in failure.message
+
+
+def reason_lines(reason: Reason) -> list[str]:
+    lines = [f"{reason.text} [{reason.code}]"]
+    return lines + [f"  {name.replace('_', ' ')}: {format_count(value)}" for name, value in reason.counts.items()]
+
+
+def format_count(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
+def progress_words(progress: RunProgress, *, with_cost: bool = True, price_known: bool = True) -> str:
+    """The live line: step, loss, speed, workers, time left, cost so far."""
+    parts = []
+    if progress.step or progress.until:
+        parts.append(f"step {progress.step}/{progress.until}" if progress.until else f"step {progress.step}")
+    if progress.loss is not None:
+        parts.append(f"loss {format_loss(progress.loss)}")
+    if progress.tokens_per_s:
+        parts.append(f"{format_number(progress.tokens_per_s)} tokens/s")
+    elif progress.samples_per_s:
+        parts.append(f"{format_number(progress.samples_per_s)} samples/s")
+    parts.append(f"{progress.num_workers} worker" + ("" if progress.num_workers == 1 else "s"))
+    if progress.remaining_s is not None:
+        parts.append(f"{format_duration(progress.remaining_s)} left")
+    if with_cost:
+        parts.append(format_money(progress.cost) if price_known else "no price set")
+    return "  ".join(parts)
+
+
+def event_line(record: Record) -> str:
+    """`15:04:05  attempt planned  attempt 1, workers 0 1: the queue was empty`."""
+    event = record.event
+    name = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__).strip()
+    clock = time.strftime("%H:%M:%S", time.localtime(record.wall_s))
+    details = _event_details(event)
+    reason = getattr(event, "reason", None)
+    text = reason.text if isinstance(reason, Reason) else ""
+    return f"{clock}  {name:<20}  {': '.join(part for part in (details, text) if part)}".rstrip()
+
+
+def _event_details(event: Any) -> str:
+    parts = []
+    if (attempt := getattr(event, "attempt", 0)) and not hasattr(event, "number"):
+        parts.append(f"attempt {attempt}")
+    if (index := getattr(event, "index", None)) is not None:
+        parts.append(f"worker {index}")
+    indices = [placement.index for placement in getattr(event, "placements", [])] or getattr(event, "indices", [])
+    if indices:
+        parts.append(f"workers {' '.join(str(i) for i in indices)}")
+    if (number := getattr(event, "number", None)) is not None:
+        parts.append(f"generation {number} of workers {' '.join(str(i) for i in event.members)}")
+    if (exit := getattr(event, "exit", None)) is not None:
+        parts.append(exit_words(exit))
+    if (pid := getattr(event, "pid", None)) is not None:
+        parts.append(f"pid {pid}")
+    if how := getattr(event, "how", ""):
+        parts.append(how)
+    if hasattr(event, "least"):
+        parts.append(f"workers {event.least}..{event.most}")
+    if status := getattr(event, "status", ""):
+        parts.append(status)
+    failure = getattr(event, "failure", None)
+    if failure is not None:
+        parts.append(f"{failure.message} [{failure.code}]")
+    return ", ".join(parts)
+
+
+def log_text(line: LogLine, *, with_worker: bool) -> str:
+    return f"[{line.worker.rpartition('/')[2]}] {line.text}" if with_worker else line.text
+
+
+def node_row(view: NodeView) -> tuple[str, ...]:
+    node = view.node
+    kinds = sorted({device.kind for device in node.devices})
+    held: dict[str, int] = {}
+    for worker in view.leases.values():
+        held[worker] = held.get(worker, 0) + 1
+    return (
+        node.id,
+        node.host,
+        node.status,
+        f"{len(node.devices)} {'/'.join(kinds)}".strip(),
+        str(view.num_free),
+        format_size(view.free_memory_bytes) if view.free_memory_bytes else "",
+        format_size(view.free_disk_bytes) if view.free_disk_bytes else "",
+        ", ".join(worker if n == 1 else f"{worker} x{n}" for worker, n in held.items()),
+    )
+
+
+def process_row(usage: ProcessUsage) -> tuple[str, ...]:
+    resident, private = format_size(usage.resident_bytes), format_size(usage.private_bytes)
+    return (usage.role, str(usage.pid), resident, private, f"{usage.cpu_s:.1f} s")
+
+
+def format_wall(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _pairs(**values: str) -> list[str]:
+    size = max(len(key) for key in values) + 2
+    return [f"  {key:<{size}}{value}" for key, value in values.items() if value]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

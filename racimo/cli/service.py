@@ -1,0 +1,71 @@
+"""`racimo up`, `down` and `version`."""
+
+import argparse
+
+from racimo.cli.console import talk, write, write_json
+from racimo.cli.parser import add_output, amount, count
+from racimo.control.views import ClusterView
+from racimo.spec.home import Home
+from racimo.version import PROTOCOL_VERSION, __version__
+
+
+def _up_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slots", type=count, help="CPU slots to offer on a machine without accelerators (default: its cores)"
+    )
+    parser.add_argument("--price", type=amount, help="price per device-hour, so that runs show what they cost")
+    add_output(parser)
+
+
+def _up(args: argparse.Namespace) -> int:
+    from racimo.client.start import up
+
+    started = up(Home.default(), slots=args.slots, price=args.price, say=talk)
+    if args.output == "json":
+        write_json(started.cluster)
+        return 0
+    talk("the cluster is up" if started.fresh else "the cluster was up already")
+    for line in cluster_lines(started.cluster):
+        write(line)
+    return 0
+
+
+def cluster_lines(cluster: ClusterView) -> list[str]:
+    price = cluster.price_per_device_hour
+    return [
+        f"{cluster.num_devices} devices, {cluster.num_free} free, at {cluster.address} (home {cluster.home})",
+        f"price per device-hour: {price:g}" if price else "no price set: racimo up --price AMOUNT",
+        *(f"note: {warning}" for warning in cluster.warnings),
+    ]
+
+
+def _down_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "End this machine's cluster and all its work. Journal and outputs stay: racimo up goes on."
+
+
+def _down(args: argparse.Namespace) -> int:
+    from racimo.client.start import down
+
+    home = Home.default()
+    if down(home, say=talk):
+        talk("the cluster has ended")
+    else:
+        talk(f"no cluster was up in {home.root}")
+    return 0
+
+
+def _version(args: argparse.Namespace) -> int:
+    from racimo.client.discovery import Finder
+    from racimo.client.start import probe
+
+    cluster = probe(Finder(talk, may_start=False).find())
+    versions = {"racimo": __version__, "protocol": PROTOCOL_VERSION}
+    if args.output == "json":
+        write_json({**versions, "cluster": cluster.version if cluster else None})
+        return 0
+    write(f"racimo {__version__}, protocol {PROTOCOL_VERSION}")
+    write(f"cluster {cluster.version} at {cluster.address}" if cluster else "no cluster is running here")
+    return 0
+
+
+COMMANDS = {"up": (_up_arguments, _up), "down": (_down_arguments, _down), "version": (add_output, _version)}

@@ -1,0 +1,137 @@
+"""`racimo run` and `racimo train`: from words to a spec, submitted and followed."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from racimo.cli.console import talk, write, write_json
+from racimo.cli.parser import Parser, add_output
+from racimo.cli.spec_flags import add_spec_flags, fields_from_flags
+from racimo.cli.usage import UsageError
+from racimo.spec.build import FieldError, build_spec
+from racimo.spec.errors import RacimoError
+from racimo.spec.quantity import parse_size_bytes
+from racimo.spec.run import RunSpec
+
+SPEC_SUFFIXES = (".yaml", ".yml")
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "racimo run [options] -- COMMAND ...\n       racimo run SPEC.yaml [options]"
+    parser.description = "Run a command on the cluster and follow what it prints."
+    _arguments(parser, "command", "COMMAND")
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "racimo train FILE[:FUNCTION] [options] [-- ARGUMENTS ...]\n       racimo train SPEC.yaml [options]"
+    parser.description = "Train with several workers: a torchrun script as it is, or a function that uses run.steps."
+    _arguments(parser, "train", "FILE[:FUNCTION]")
+
+
+def _arguments(parser: argparse.ArgumentParser, kind: str, metavar: str) -> None:
+    parser.add_argument("words", metavar=metavar, nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--detach", action="store_true", help="print the run's id and return at once")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no talk on stderr, only what the run prints")
+    add_output(parser)
+    add_spec_flags(parser, kind=kind)
+    parser.set_defaults(parser=parser, kind=kind)
+
+
+def read_words(args: argparse.Namespace) -> tuple[argparse.Namespace, str, list[str]]:
+    """(flags, the spec file or script or "", the user's own words), wherever the flags stood.
+
+    For `run` the first word that is no option begins the command, with or without `--` before it. For `train` (and
+    a YAML file) options may also follow; the script's own arguments stand after `--`."""
+    parser: Parser = args.parser
+    words: list[str] = args.words
+    if words[:1] == ["--"]:
+        return args, "", words[1:]
+    if not words or (args.kind == "command" and not words[0].endswith(SPEC_SUFFIXES)):
+        return args, "", words
+    first, rest = words[0], words[1:]
+    cut = rest.index("--") if "--" in rest else len(rest)
+    own, tail = rest[:cut], rest[cut + 1 :]
+    again, unknown = parser.parse_known_args(own, _without_words(args))
+    stray = [*unknown, *again.words]
+    if stray:
+        if args.kind == "train" and cut == len(rest):
+            near = parser.unknown(stray[0]).text
+            raise UsageError(
+                f"{near}\n  the script's own arguments stand after --: {parser.prog} {first} -- {stray[0]}"
+            )
+        raise parser.unknown(stray[0])
+    return again, first, tail
+
+
+def _without_words(args: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "words": []})
+
+
+def make_spec(args: argparse.Namespace) -> tuple[argparse.Namespace, RunSpec, Path | None]:
+    """The flags, the spec, and the folder where its paths begin (that of the YAML file, else the current one)."""
+    args, first, tail = read_words(args)
+    prog = args.parser.prog
+    fields = fields_from_flags(args, prog)
+    if first.endswith(SPEC_SUFFIXES):
+        return args, *_from_yaml(first, fields, tail, args.kind)
+    if args.kind == "command":
+        if not tail:
+            raise UsageError(f"{prog}: no command\n  racimo run -- echo hello")
+        fields["command"] = tail
+    else:
+        if not first:
+            raise UsageError(f"{prog}: no script\n  racimo train train.py --workers 2")
+        fields["train"], fields["args"] = first, tail
+    try:
+        return args, build_spec(fields), None
+    except FieldError as error:
+        raise error.as_racimo_error() from None
+
+
+def _from_yaml(name: str, fields: dict[str, Any], tail: list[str], kind: str) -> tuple[RunSpec, Path]:
+    from racimo.spec.yaml import parse_spec
+
+    path = Path(name)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise RacimoError("file-missing", f"{name} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RacimoError("file-unreadable", f"cannot read {name}: {error}") from None
+    if tail:
+        fields["args"] = tail
+    folder = path.absolute().parent
+    if fields.get("files"):  # a flag's path begins where it was typed
+        fields["files"] = str(Path(fields["files"]).absolute())
+    spec = parse_spec(text, source=name, overrides=fields)
+    if spec.kind != kind:
+        other = "train" if kind == "command" else "run"
+        raise RacimoError("invalid-spec", f"{name} is a {spec.kind} run", f"racimo {other} {name}")
+    return spec, folder
+
+
+def _submit(args: argparse.Namespace) -> int:
+    args, spec, root = make_spec(args)
+    try:
+        max_upload = parse_size_bytes(args.max_upload) if args.max_upload else None
+    except ValueError as error:
+        raise UsageError(f"{args.parser.prog}: --max-upload: {error}") from None
+    from racimo.client.prepare import prepare
+
+    prepared = prepare(spec, root)  # before a cluster is even looked for: what is wrong here is said at once
+    from racimo.client.api import Client
+    from racimo.client.snapshot import DEFAULT_MAX_UPLOAD_BYTES
+
+    say = (lambda text: None) if args.quiet else talk
+    with Client(say=say) as client:
+        view = client.submit_prepared(prepared, max_upload or DEFAULT_MAX_UPLOAD_BYTES)
+        if args.detach:
+            write_json(view) if args.output == "json" else write(view.id)
+            say(f"follow it: racimo logs -f {view.id}")
+            return 0
+        from racimo.cli.follow import follow
+
+        return follow(client, view, as_json=args.output == "json", quiet=args.quiet)
+
+
+COMMANDS = {"run": (_run_arguments, _submit), "train": (_train_arguments, _submit)}
