@@ -1,0 +1,42 @@
+"""`python -m bench [NAME...]`: runs one benchmark, some, or all; writes `bench/results/NAME.json`.
+
+BENCH_QUICK=1 runs the short form. Exit 1 if a benchmark could not be run or a goal was missed.
+"""
+
+import importlib
+import sys
+import time
+import traceback
+
+from bench.harness import machine, quick, say, table, write_rows
+
+BENCHMARKS = ("start", "first-step", "step", "bits", "recovery", "goodput", "crash", "cli")
+
+
+def run(name: str) -> bool:
+    """True if it ran and met every goal."""
+    say(f"\n[{name}]" + (" (short form)" if quick() else ""))
+    meta = machine()
+    began_s = time.monotonic()
+    try:
+        rows = importlib.import_module(f"bench.{name.replace('-', '_')}").run()
+    except Exception:  # noqa: BLE001 - one benchmark that breaks must not take the others along; it is shown and counted
+        traceback.print_exc()
+        say(f"[{name}] could not be measured")
+        return False
+    path = write_rows(name, rows, meta)
+    say(f"{table(rows)}\n  {time.monotonic() - began_s:.0f} s, written to {path}")
+    return all(one.met is not False for one in rows)
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        say(f"no benchmark is called {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+        return 2
+    good = [run(name) for name in names or BENCHMARKS]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
