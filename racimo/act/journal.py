@@ -7,9 +7,11 @@ effects. Records have consecutive `seq` from 1 on.
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-import msgspec
-
+from racimo.act.journal_file import SqliteJournal
+from racimo.act.records import decode_record, encode_record, run_of
 from racimo.state.events import Record
+
+__all__ = ["SNAPSHOT_EVERY_RECORDS", "Journal", "MemoryDisk", "MemoryJournal", "SqliteJournal"]
 
 SNAPSHOT_EVERY_RECORDS = 2_000
 
@@ -28,7 +30,7 @@ class Journal(Protocol):
         ...
 
     def load(self) -> tuple[bytes | None, Iterator[Record]]:
-        """The newest sound snapshot (or None) and the records after it, once, on opening."""
+        """The newest sound snapshot (or None) and the records after it, to be read at once."""
         ...
 
     def append(self, record: Record) -> None: ...
@@ -75,7 +77,7 @@ class MemoryJournal:
 
     def append(self, record: Record) -> None:
         assert record.seq == len(self.disk.rows) + len(self._pending) + 1
-        self._pending.append(_encode(record))
+        self._pending.append(encode_record(record))
 
     def commit(self) -> None:
         self.disk.rows.extend(self._pending)
@@ -86,14 +88,8 @@ class MemoryJournal:
         self.disk.snapshot = (seq, content)
 
     def records(self, run: str = "", after_seq: int = 0) -> list[Record]:
-        decoded = (_decode(row) for row in self.disk.rows[after_seq:])
-        return [record for record in decoded if not run or getattr(record.event, "run", "") == run]
+        decoded = (decode_record(row) for row in self.disk.rows[after_seq:])
+        return [record for record in decoded if not run or run_of(record) == run]
 
     def close(self) -> None:
         self.commit()
-
-
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Record)
-_encode = _ENCODER.encode
-_decode = _DECODER.decode
