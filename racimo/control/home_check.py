@@ -18,7 +18,8 @@ NETWORK_FILESYSTEMS = frozenset({
 
 NETWORK_FUSE = frozenset({
     "sshfs", "s3fs", "gcsfuse", "goofys", "glusterfs", "ceph", "ceph-fuse", "davfs", "davfs2", "rclone", "juicefs",
-    "mfs", "moosefs", "curlftpfs", "smbnetfs", "blobfuse", "blobfuse2", "beegfs", "mount-s3", "weka", "lizardfs", "alluxio",
+    "mfs", "moosefs", "curlftpfs", "smbnetfs", "blobfuse", "blobfuse2", "beegfs", "mount-s3", "weka", "lizardfs",
+    "alluxio",
 })  # fmt: skip
 """The same as `fuse.NAME`."""
 

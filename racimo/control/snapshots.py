@@ -98,14 +98,16 @@ class SnapshotStore:
     def missing(self, files: tuple[FileEntry, ...]) -> tuple[str, ...]:
         return tuple(sorted({file.sha256 for file in files if not (self._blobs / file.sha256).exists()}))
 
-    def require_complete(self, identity: str) -> None:
-        """`RacimoError` if the snapshot is unknown or some content was never sent."""
-        missing = self.missing(self.manifest(identity))
+    def require_complete(self, identity: str) -> tuple[FileEntry, ...]:
+        """The files of a snapshot. `RacimoError` if it is unknown or some content was never sent."""
+        files = self.manifest(identity)
+        missing = self.missing(files)
         if missing:
             raise RacimoError(
                 "invalid-request",
                 f"{len(missing)} contents of snapshot {identity[:12]} were not sent, first {missing[0]}",
             )
+        return files
 
     def read_blob(self, sha256: str) -> bytes:
         return (self._blobs / sha256).read_bytes()

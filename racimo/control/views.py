@@ -132,3 +132,34 @@ class SubmitRequest(_View, frozen=True, kw_only=True):
 class ReportsView(_View, frozen=True, kw_only=True):
     next: int
     reports: tuple[Report, ...]
+
+
+class OkView(_View, kw_only=True, frozen=True, omit_defaults=False):
+    ok: bool = True
+
+
+class ScaleRequest(_View, kw_only=True, frozen=True):
+    workers: str | int
+    """A count or a range such as `2..4`."""
+
+
+class SecretRequest(_View, kw_only=True, frozen=True):
+    value: str
+
+
+class ExecRequest(_View, kw_only=True, frozen=True):
+    command: tuple[str, ...]
+    worker: str = ""
+    """Beside which worker: its index, or its id; any live one if empty."""
+
+
+class ExecExitView(_View, kw_only=True, frozen=True):
+    """The last line of an `exec`."""
+
+    exit: Exit
+
+
+class EndedView(_View, kw_only=True, frozen=True):
+    """The last line of `events` of an ended run: its status."""
+
+    ended: str

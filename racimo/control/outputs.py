@@ -1,0 +1,76 @@
+"""What a run left in its output folder: listing and reading, and nothing outside of that folder."""
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from racimo.control.views import OutputView
+from racimo.spec.errors import RacimoError
+
+MAX_LISTED = 10_000
+READ_BYTES = 256 * 1024
+
+
+def list_outputs(root: Path) -> list[OutputView]:
+    """Files below `root`, by path; symbolic links are listed if they lead to a file inside it. Blocks on the disk."""
+    found: list[OutputView] = []
+    real_root = os.path.realpath(root)
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # gone meanwhile, or a link to nowhere
+            inside = not path.is_symlink() or _is_inside(os.path.realpath(path), real_root)
+            if stat.S_ISREG(status.st_mode) and inside:
+                relative = path.relative_to(root).as_posix()
+                found.append(OutputView(path=relative, size_bytes=status.st_size, modified_wall_s=status.st_mtime))
+            if len(found) >= MAX_LISTED:
+                return sorted(found, key=lambda view: view.path)
+    return sorted(found, key=lambda view: view.path)
+
+
+def open_output(root: Path, path: str) -> tuple[int, int]:
+    """(file descriptor, size in bytes) of one output. Where the path leads is judged by what was opened, so a link
+    changed in the last moment leads nowhere. `RacimoError` output-missing."""
+    missing = RacimoError("output-missing", f"there is no output {path!r}", "racimo get RUN  # lists them")
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\0" in path or ".." in parts:
+        raise missing
+    try:
+        fd = os.open(root.joinpath(*parts), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        raise missing from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise missing
+        if not _is_inside(str(Path(f"/proc/self/fd/{fd}").readlink()), os.path.realpath(root)):
+            raise RacimoError(
+                "output-missing", f"the output {path!r} is a link that leads out of the run's output folder"
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status.st_size
+
+
+def _is_inside(real_path: str, real_root: str) -> bool:
+    return real_path.startswith(real_root.rstrip("/") + "/")
+
+
+async def read_parts(fd: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The first `size_bytes` of an open file, which is closed at the end."""
+    try:
+        offset = 0
+        while offset < size_bytes:
+            part = await asyncio.to_thread(os.pread, fd, min(READ_BYTES, size_bytes - offset), offset)
+            if not part:
+                raise OSError("an output became shorter while it was read")
+            offset += len(part)
+            yield part
+    finally:
+        os.close(fd)

@@ -1,0 +1,116 @@
+"""The state as the API shows it: pure functions from state, time and the workers' newest progress to views."""
+
+from collections.abc import Iterable
+
+from racimo.agent.protocol import Progress
+from racimo.control.core import Core
+from racimo.control.views import NodeView, RunProgress, RunView, WorkerView
+from racimo.spec.home import Home
+from racimo.state.fold import State
+from racimo.state.nouns import Run, Worker, worker_id
+
+SECONDS_PER_HOUR = 3600.0
+
+
+def price_per_device_hour(state: State) -> float:
+    """What a device costs here. One machine has one price."""
+    return max((node.price_per_device_hour for node in state.nodes.values()), default=0.0)
+
+
+def device_seconds(run: Run, now_s: float) -> float:
+    """Device-seconds used so far: ended workers as measured, live ones from their lease's beginning until now."""
+    live_s = sum(max(0.0, now_s - worker.started_at_s) * len(worker.devices) for worker in run.live_workers)
+    return run.device_s + live_s
+
+
+def run_cost(run: Run, now_s: float, price: float) -> float:
+    return device_seconds(run, now_s) / SECONDS_PER_HOUR * price
+
+
+def run_progress(run: Run, workers: Iterable[Progress], now_s: float, price: float) -> RunProgress:
+    """The run as a whole: the worker that is furthest speaks for all."""
+    prefix = f"{run.id}/{run.attempt}/"
+    own = sorted((p for p in workers if p.worker.startswith(prefix)), key=lambda p: int(p.worker[len(prefix) :]))
+    first = max(own, key=lambda progress: (progress.step, progress.loss is not None), default=None)
+    common = {"run": run.id, "status": run.status, "num_workers": len(run.live_workers)}
+    if first is None:
+        return RunProgress(
+            **common,  # type: ignore[arg-type]
+            cost=run_cost(run, now_s, price),
+            generation=run.generation.number if run.generation else 0,
+        )
+    left = max(0, first.until - first.step)
+    return RunProgress(
+        **common,  # type: ignore[arg-type]
+        step=first.step,
+        until=first.until,
+        loss=first.loss,
+        step_s=first.step_s,
+        samples_per_s=first.samples_per_s,
+        tokens_per_s=first.tokens_per_s,
+        remaining_s=left * first.step_s if first.step_s is not None and first.until else None,
+        cost=run_cost(run, now_s, price),
+        generation=run.generation.number if run.generation else 0,
+        workers=tuple(own),
+    )
+
+
+def worker_view(run: Run, worker: Worker) -> WorkerView:
+    members = run.generation.members if run.generation is not None else ()
+    return WorkerView(
+        id=worker_id(run.id, worker.attempt, worker.index),
+        index=worker.index,
+        rank=members.index(worker.index) if worker.index in members else worker.rank,
+        node=worker.node,
+        devices=worker.devices,
+        status=worker.status,
+        pid=worker.pid,
+        exit=worker.exit,
+    )
+
+
+def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, with_workers: bool) -> RunView:
+    now_s = core.clock.now_s()
+    price = price_per_device_hour(core.state)
+    began_s = run.started_at_s
+    until_s = run.ended_at_s if run.ended_at_s is not None else now_s
+    return RunView(
+        id=run.id,
+        kind=run.spec.kind,
+        status=run.status,
+        spec=run.spec,
+        reason=core.why(run.id),
+        failure=run.failure,
+        submitted_wall_s=run.submitted_wall_s,
+        queued_s=max(0.0, (began_s if began_s is not None else until_s) - run.submitted_at_s),
+        running_s=max(0.0, until_s - began_s) if began_s is not None else 0.0,
+        attempt=run.attempt,
+        retries_used=run.retries_used,
+        elastic=run.elastic,
+        least=run.least,
+        most=run.most,
+        num_live_workers=len(run.live_workers),
+        generation=run.generation.number if run.generation is not None else 0,
+        device_s=device_seconds(run, now_s),
+        cost=run_cost(run, now_s, price),
+        price_known=price > 0,
+        workers=tuple(worker_view(run, worker) for worker in run.workers.values()) if with_workers else (),
+        progress=progress,
+        output_dir=str(home.output_dir(run.id)),
+    )
+
+
+def node_views(state: State, free_memory_bytes: int, free_disk_bytes: int) -> list[NodeView]:
+    views = []
+    for node in state.nodes.values():
+        leases = {device: worker for (owner, device), worker in state.leases.items() if owner == node.id}
+        views.append(
+            NodeView(
+                node=node,
+                num_free=len(node.devices) - len(leases),
+                leases=leases,
+                free_memory_bytes=free_memory_bytes,
+                free_disk_bytes=free_disk_bytes,
+            )
+        )
+    return views

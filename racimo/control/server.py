@@ -1,0 +1,77 @@
+"""Serves the API on loopback: uvicorn without its ten ticks a second, on a port that stays the same."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from racimo.control.gate import App
+
+HOST = "127.0.0.1"
+BACKLOG = 512
+MAX_CONNECTIONS = 256
+KEEP_ALIVE_S = 120
+END_STREAMS_S = 1
+MAX_HEADER_BYTES = 32 * 1024
+
+log = logging.getLogger("racimo.control.server")
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on `port` if it is free (0: any), else on another."""
+    for wanted in (port, 0):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, wanted))
+        except OSError as error:
+            listener.close()
+            if wanted == 0:
+                raise
+            log.warning("port %d is taken (%s): using another", wanted, error.strerror)
+            continue
+        listener.setblocking(False)
+        return listener
+    raise AssertionError("unreachable: port 0 either binds or raises")
+
+
+class Server(uvicorn.Server):
+    """Ends when `stop` is called; leaves signals alone."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                loop="asyncio",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=END_STREAMS_S,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stop.set()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._stop.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
