@@ -23,7 +23,9 @@ log = logging.getLogger("racimo.control.server")
 def listen(port: int) -> socket.socket:
     """A listening socket on `port` if it is free (0: any), else on another."""
     for wanted in (port, 0):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # The protocol said, else asyncio takes the connections for something without Nagle's algorithm to turn off,
+        # and every answer waits 40 ms for the client's acknowledgement of its headers.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, wanted))
