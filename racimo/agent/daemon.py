@@ -53,6 +53,7 @@ from racimo.agent.server import Server
 from racimo.agent.spool import Spool
 from racimo.agent.stopping import stop_worker, terminate
 from racimo.agent.verdict import free_disk_bytes
+from racimo.agent.watch import Watch
 from racimo.agent.workers import Workers
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -81,6 +82,7 @@ class Agent:
         self._progress_changed = Pulse()
         self.workers = Workers(home, node, self._spool, self._blobs)
         self.workers.adopt_all()
+        self._watch = Watch(home, node.host, self.workers, self._runs, self._spool, self._files)
         self.server = Server(
             welcome=self._welcome,
             answer=self.answer,
@@ -111,6 +113,7 @@ class Agent:
 
     async def close(self) -> None:
         """Lets go of everything; workers and zygotes live on unless `ends_all`."""
+        await self._watch.close()
         await self.server.close()
         await self.workers.zygotes.close(end_zygotes=self.ends_all)
         self._files.close()
@@ -122,7 +125,12 @@ class Agent:
             for entry in self.workers.entries.values()
             if entry.live or (entry.event_number or 0) in self._spool.pending
         ]
-        return ControlWelcome(node=self._node, instance=self._instance, workers=tuple(unacknowledged))
+        return ControlWelcome(
+            node=self._node,
+            instance=self._instance,
+            workers=tuple(unacknowledged),
+            warnings=self.workers.zygotes.warnings,
+        )
 
     # What control asks
 
@@ -215,6 +223,7 @@ class Agent:
         )
         return UsageReply(
             processes=usages,
+            warnings=self.workers.zygotes.warnings,
             free_memory_bytes=processes.memory_bytes()[0],
             free_disk_bytes=free_disk_bytes(self._home.node_dir),
         )

@@ -80,12 +80,22 @@ def prepare_launch(
         **(order.variables | order.secrets),
     }
     return Launch(
-        worker=order.worker, directory=os.fspath(directory), cwd=os.fspath(home.attempt_files_dir(run, attempt)),
-        environment=environment, kind="train" if order.kind == "train" else "command",
-        command=order.command + order.args if order.kind == "command" else order.command, train_file=order.train_file, train_function=order.train_function,
-        args=order.args, config=order.config, threads=order.threads, seed=order.seed, rank=order.rank, host=node.host,
+        worker=order.worker,
+        directory=os.fspath(directory),
+        cwd=os.fspath(home.attempt_files_dir(run, attempt)),
+        environment=environment,
+        kind="train" if order.kind == "train" else "command",
+        command=order.command + (order.args if order.kind == "command" else ()),
+        train_file=order.train_file,
+        train_function=order.train_function,
+        args=order.args,
+        config=order.config,
+        threads=order.threads,
+        seed=order.seed,
+        rank=order.rank,
+        host=node.host,
         ballast=os.fspath(home.node_dir / BALLAST_FILE),
-    )  # fmt: skip
+    )
 
 
 def torchrun_environment(order: WorkerOrder, port: int) -> dict[str, str]:
@@ -118,6 +128,7 @@ def _base_environment(home: Home, bin_dir: Path, environment: Mapping[str, str] 
     return {
         **kept,
         "PATH": f"{bin_dir}{os.pathsep}{environment.get('PATH', os.defpath)}",
+        "VIRTUAL_ENV": os.fspath(bin_dir.parent),
         "PYTHONUNBUFFERED": environment.get("PYTHONUNBUFFERED", "1"),
         "RACIMO_HOME": os.fspath(home.root),
     }

@@ -112,6 +112,8 @@ class ControlWelcome(_Message, frozen=True, kw_only=True):
     node: Node
     instance: str
     workers: tuple[WorkerState, ...]
+    warnings: tuple[str, ...] = ()
+    """What a person should know of this node now, such as a zygote that is still importing torch."""
 
 
 class StartWorker(_Message, frozen=True, kw_only=True):
@@ -239,6 +241,8 @@ class UsageReply(_Message, frozen=True, kw_only=True):
     processes: tuple[ProcessUsage, ...]
     free_memory_bytes: int
     free_disk_bytes: int
+    warnings: tuple[str, ...] = ()
+    """As in `ControlWelcome`."""
 
 
 class ForgetRun(_Message, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """The way of an order to a forked process: disk, environment, files, launch."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 from racimo.agent.blobs import BlobStore
+from racimo.agent.environments import Environment, EnvironmentFailed, Environments
 from racimo.agent.exits import BALLAST_FILE
 from racimo.agent.launch import Forked
 from racimo.agent.launching import choose_port, prepare_launch
@@ -21,6 +21,7 @@ MIN_FREE_DISK_BYTES = 64 * 2**20
 """With less than this nothing is started."""
 BALLAST_BYTES = 4 * 2**20
 MAX_LAUNCH_TRIES = 3
+PORT_FILE = "master_port"
 
 
 class StartFailed(Exception):
@@ -36,6 +37,7 @@ class Starter:
 
     def __init__(self, home: Home, node: Node, blobs: BlobStore, zygotes: Zygotes) -> None:
         self._home, self._node, self._blobs, self._zygotes = home, node, blobs, zygotes
+        self._environments = Environments(home.node_dir / "envs", node.host)
         self._unpacking: dict[Path, asyncio.Task[None]] = {}
         self._ports: dict[str, int] = {}
 
@@ -46,16 +48,25 @@ class Starter:
         self._check_disk()
         await self._unpack(beside or order)
         port = self._port((beside or order).rendezvous_key or order.worker)
-        bin_dir = Path(sys.executable).parent
-        launch = prepare_launch(self._home, self._node, order, beside, bin_dir, port)
-        keeper = self._zygotes.get("torch" if order.kind == "train" else "plain")
+        environment = await self._environment(beside or order)
+        launch = prepare_launch(self._home, self._node, order, beside, environment.bin_dir, port)
         for attempt in range(MAX_LAUNCH_TRIES):
+            if order.kind == "train":
+                keeper = self._zygotes.get("torch", environment.hash, environment.python)
+            else:
+                keeper = self._zygotes.get("plain")
             try:
                 return await keeper.launch(launch)
             except ZygoteLost as error:
                 if keeper.start_is_hopeless or attempt + 1 == MAX_LAUNCH_TRIES:
                     raise StartFailed(Failure(code="environment-failed", message=str(error))) from error
         raise AssertionError("unreachable")
+
+    async def _environment(self, order: WorkerOrder) -> Environment:
+        try:
+            return await self._environments.get(order.requirements)
+        except EnvironmentFailed as error:
+            raise StartFailed(error.failure) from error
 
     def _check_disk(self) -> None:
         free = free_disk_bytes(self._home.node_dir)
@@ -85,8 +96,15 @@ class Starter:
                 self._unpacking.pop(target, None)
 
     def _port(self, key: str) -> int:
+        """One port per rendezvous, kept in a file so that the agent after this one gives the same."""
         if key not in self._ports:
-            self._ports[key] = choose_port(key, set(self._ports.values()))
+            path = self._home.node_dir / "workers" / key / PORT_FILE
+            if path.exists():
+                self._ports[key] = int(path.read_text())
+            else:
+                self._ports[key] = choose_port(key, set(self._ports.values()))
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.write_text(str(self._ports[key]))
         return self._ports[key]
 
     def forget_run(self, run: str) -> None:

@@ -70,7 +70,13 @@ class ZygoteKeeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
         self._closing = False
+        self._num_waiting = 0
         self._task = asyncio.create_task(self._keep(), name=f"zygote-{name}")
+
+    @property
+    def idle(self) -> bool:
+        """It has no workers and nobody waits for a fork."""
+        return not self.workers and not self._forks and not self._num_waiting
 
     @property
     def start_is_hopeless(self) -> bool:
@@ -89,10 +95,14 @@ class ZygoteKeeper:
 
     async def launch(self, launch: Launch) -> Forked:
         """Waits until the zygote is ready and has forked. `ZygoteLost` if it dies meanwhile or cannot start."""
-        while not self.ready:
-            if self.start_is_hopeless:
-                raise ZygoteLost(f"the {self.name} zygote does not start: {self.last_error}")
-            await self._changed.wait(MAX_BACKOFF_S)
+        self._num_waiting += 1
+        try:
+            while not self.ready:
+                if self._closing or self.start_is_hopeless:
+                    raise ZygoteLost(f"the {self.name} zygote does not start: {self.last_error}")
+                await self._changed.wait(MAX_BACKOFF_S)
+        finally:
+            self._num_waiting -= 1
         assert self._writer is not None
         fork: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._forks[launch.worker] = fork

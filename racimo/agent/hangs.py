@@ -1,0 +1,127 @@
+"""Hangs: which worker has not changed its phase for too long, where its code stands, and who waits for it.
+
+A hang is never concluded from a slow collective: a worker that waits for others is not the one that hangs
+(pytorch#118369, nccl#1324: a hang, and nobody can tell which rank or call).
+"""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from racimo.agent import processes
+from racimo.agent.entry import Entry
+from racimo.agent.inotify import FileWatcher
+from racimo.agent.protocol import Announce
+from racimo.spec.quantity import format_duration
+from racimo.state.nouns import Failure
+
+STEPS_BEFORE_HANG = 10
+WAITING_PHASES = frozenset({"exchange", "wait"})
+QUIET_PHASES = frozenset({"starting", "done"})
+DUMP_TIMEOUT_S = 2.0
+DUMP_QUIET_S = 0.05
+"""A stack dump is complete once nothing was added for this long."""
+MAX_STACK_BYTES = 64 * 1024
+STACKS_FILE = "stacks.log"
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+
+
+def quiet_s(entry: Entry, now_s: float) -> float:
+    """Seconds beyond the worker's limit without a change of phase; negative while it is within."""
+    assert entry.progress is not None
+    limit_s = max(entry.order.hang_after_s, STEPS_BEFORE_HANG * (entry.progress.step_s or 0.0))
+    return now_s - entry.progress_at_s - limit_s
+
+
+def find_hung(entries: Iterable[Entry], now_s: float) -> list[Entry]:
+    """The workers of one run that hang and were not yet reported for their present phase.
+
+    If all of them wait for one another, those that they wait for (their network is stuck, or they are).
+    """
+    known = [entry for entry in entries if entry.live and entry.progress is not None and not entry.frozen]
+    late = [entry for entry in known if quiet_s(entry, now_s) > 0]
+    hung = [entry for entry in late if _phase(entry) not in WAITING_PHASES | QUIET_PHASES]
+    waiting = [entry for entry in late if _phase(entry) in WAITING_PHASES]
+    if not hung and waiting and len(waiting) == len(known):
+        awaited = {index for entry in waiting if entry.progress for index in entry.progress.waits_for}
+        hung = [entry for entry in waiting if entry.index in awaited] or waiting[:1]
+    return [entry for entry in hung if entry.progress and entry.hung_phase != entry.progress.phase_number]
+
+
+def _phase(entry: Entry) -> str:
+    return entry.progress.phase if entry.progress is not None else ""
+
+
+def rank_of(entry: Entry, generation: Announce | None) -> int:
+    """Its position in the newest generation, else as first planned."""
+    names = [member.worker for member in generation.members] if generation is not None else []
+    return names.index(entry.name) if entry.name in names else entry.order.rank
+
+
+async def describe_hang(
+    entry: Entry, peers: Collection[Entry], generation: Announce | None, files: FileWatcher, cwd: Path
+) -> Failure:
+    """The `Failure` that names rank, phase, line and who waits; takes a stack dump first."""
+    assert entry.progress is not None
+    stack = await dump_stack(entry, files)
+    place = find_user_line(stack, cwd)
+    rank = rank_of(entry, generation)
+    waiting = sorted(
+        rank_of(peer, generation)
+        for peer in peers
+        if peer.live and peer.progress is not None and entry.index in peer.progress.waits_for and peer is not entry
+    )
+    duration = format_duration(time.monotonic() - entry.progress_at_s)
+    parts = [f"rank {rank} ({entry.name}) has been in phase {entry.progress.phase!r} for {duration}"]
+    parts.append(f"at {place}" if place else "and its process gave no stack (stopped, or stuck in the kernel)")
+    if waiting:
+        ranks = ", ".join(map(str, waiting))
+        parts.append(f"while rank {ranks} waits for it" if len(waiting) == 1 else f"while ranks {ranks} wait for it")
+    return Failure(
+        code="worker-hung",
+        message=" ".join(parts),
+        hint=f"racimo logs {entry.run}; the stack of every thread is in {entry.directory / STACKS_FILE}",
+        traceback=stack.replace(f"{cwd}/", ""),
+        rank=rank,
+        worker=entry.name,
+    )
+
+
+async def dump_stack(entry: Entry, files: FileWatcher) -> str:
+    """Asks the worker for the stacks of all its threads (faulthandler, SIGUSR2); "" if none comes in time."""
+    path = entry.directory / STACKS_FILE
+    if entry.record is None or not path.exists():
+        return ""
+    begin = path.stat().st_size
+    with files.watch(entry.directory) as watch:
+        if not processes.is_alive(entry.record):
+            return ""
+        os.kill(entry.record.pid, signal.SIGUSR2)
+        deadline_s = time.monotonic() + DUMP_TIMEOUT_S
+        while path.stat().st_size == begin and (left_s := deadline_s - time.monotonic()) > 0:
+            await watch.pulse.wait(left_s)
+        while time.monotonic() < deadline_s and await watch.pulse.wait(DUMP_QUIET_S):
+            pass
+    return await asyncio.to_thread(_read_from, path, begin)
+
+
+def _read_from(path: Path, begin: int) -> str:
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read(MAX_STACK_BYTES).decode(errors="replace")
+
+
+def find_user_line(stack: str, cwd: Path) -> str:
+    """`file:line in function` of the innermost frame in the run's own files, the signalled thread first; or ""."""
+    blocks = stack.split("\n\n")
+    blocks.sort(key=lambda block: "Current thread" not in block)
+    for block in blocks:
+        for match in _FRAME.finditer(block):
+            if match["file"].startswith(f"{cwd}/"):
+                return f"{match['file'].removeprefix(f'{cwd}/')}:{match['line']} in {match['name']}"
+    return ""
