@@ -24,8 +24,7 @@ def _check(args: argparse.Namespace) -> int:
         for finding in findings:
             mark = f"{finding.verdict:<5}"
             if colour:
-                number = {"green": 32, "yellow": 33, "red": 31}[STYLES[finding.verdict]]
-                mark = f"\x1b[{number}m{mark}\x1b[0m"
+                mark = f"\x1b[{STYLES[finding.verdict]}m{mark}\x1b[0m"
             write(f"{mark}  {finding.about}: {finding.found}")
             if finding.cure:
                 write(f"         {finding.cure}")

@@ -13,10 +13,14 @@ from racimo.spec.errors import RacimoError
 WIDE = 500
 """Columns where nobody looks at a terminal: nothing is cut off."""
 
+GAP = "  "
+LEAST_LAST = 24
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 STYLES = {
-    "running": "green", "succeeded": "green", "queued": "yellow", "paused": "yellow", "pausing": "yellow",
-    "stopping": "yellow", "failed": "red", "lost": "red", "wrong": "red", "ok": "green", "note": "yellow",
+    "running": GREEN, "succeeded": GREEN, "queued": YELLOW, "paused": YELLOW, "pausing": YELLOW, "stopping": YELLOW,
+    "failed": RED, "lost": RED, "wrong": RED, "ok": GREEN, "note": YELLOW,
 }  # fmt: skip
+"""Colours of the words that say how something is (numbers of the terminal's own)."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -60,30 +64,45 @@ def error_lines(error: RacimoError) -> list[str]:
 
 
 def table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, columns: int, colour: bool, right: Sequence[str] = ()
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    columns: int,
+    colour: bool,
+    right: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> str:
-    """Columns as wide as their content; the last one is cut where the terminal ends."""
-    from rich.box import Box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Columns as wide as their content, the last one cut where the terminal ends. Where that leaves less than
+    `LEAST_LAST` for it, `optional` columns are left out, in their order."""
+    kept = list(range(len(titles)))
+    cells = [list(titles), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in kept]
+    for title in optional:
+        if columns - _taken(kept, widths) >= min(LEAST_LAST, widths[-1]):
+            break
+        kept.remove(titles.index(title))
+    room = max(1, columns - _taken(kept, widths))
+    lines = []
+    for number, row in enumerate(cells):
+        parts = []
+        for i in kept:
+            text = row[i] if i != kept[-1] else _cut(row[i], room)
+            size = widths[i] if i != kept[-1] else 0
+            padded = text.rjust(size) if titles[i] in right else text.ljust(size)
+            parts.append(_painted(padded, text, is_title=number == 0) if colour else padded)
+        lines.append(GAP.join(parts).rstrip())
+    return "\n".join(lines)
 
-    blank = Box("    \n" * 8)
-    made = Table(box=blank, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", border_style="none")
-    for title in titles:
-        last = title == titles[-1]
-        made.add_column(
-            Text(title),
-            justify="right" if title in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=6 if last else len(title),
-        )
-    for row in rows:
-        made.add_row(*(Text(cell, style=STYLES.get(cell, "") if colour else "") for cell in row))
-    console = Console(
-        width=columns, force_terminal=colour, color_system="standard" if colour else None, highlight=False, markup=False
-    )
-    with console.capture() as captured:
-        console.print(made)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+def _taken(kept: list[int], widths: list[int]) -> int:
+    """Columns of the terminal before the last column of the table."""
+    return sum(widths[i] + len(GAP) for i in kept[:-1])
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _painted(padded: str, text: str, *, is_title: bool) -> str:
+    code = BOLD if is_title else STYLES.get(text, 0)
+    return f"\x1b[{code}m{padded}\x1b[0m" if code else padded

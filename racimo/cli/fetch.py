@@ -16,18 +16,18 @@ from racimo.state.nouns import Exit
 
 
 def _get_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Fetch a run's outputs: all of them into ./RUN/, one PATH, or everything below a folder."
+    parser.description = "List a run's outputs, or fetch one of them, a folder of them, or all."
     parser.add_argument("run", metavar="RUN", help="a run's id, as racimo ps shows it")
-    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="a file or folder among the outputs")
+    parser.add_argument("path", metavar="PATH", nargs="?", default="", help="the file or folder to fetch")
+    parser.add_argument("--all", action="store_true", help="fetch everything, into ./RUN/ or --to")
     parser.add_argument("--to", metavar="PLACE", help="file or folder to write to; - for stdout")
-    parser.add_argument("--list", action="store_true", help="only list what there is")
     add_output(parser)
 
 
 def _get(args: argparse.Namespace) -> int:
     with Client(say=talk) as client:
         wanted = _chosen(client, args.run, args.path)
-        if args.list:
+        if not args.path and not args.all:
             _list(wanted, args.output)
             return 0
         if args.to == "-":
@@ -55,7 +55,7 @@ def _chosen(client: Client, run: str, path: str) -> list[OutputView]:
         return outputs
     wanted = [output for output in outputs if output.path == path or output.path.startswith(path.rstrip("/") + "/")]
     if not wanted:
-        raise RacimoError("output-missing", f"{run} has no output {path}", f"racimo get {run} --list")
+        raise RacimoError("output-missing", f"{run} has no output {path}", f"racimo get {run}   # lists them")
     return wanted
 
 
@@ -88,7 +88,7 @@ def _exec(args: argparse.Namespace) -> int:
     if not args.command:
         raise UsageError("racimo exec: no command\n  racimo exec RUN -- ps aux")
     with Client(say=talk) as client:
-        for item in client.exec(args.run, args.command, args.worker):
+        for item in client.exec(args.run, args.command, "" if args.worker is None else args.worker):
             if args.output == "json":
                 write_json(item)
             elif not isinstance(item, Exit):

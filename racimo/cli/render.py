@@ -12,6 +12,8 @@ from racimo.state.nouns import Exit, Failure, Reason
 NO_PRICE = "no price set: racimo up --price AMOUNT"
 PS_TITLES = ("ID", "KIND", "STATUS", "WORKERS", "STEP", "LOSS", "TIME", "COST", "REASON")
 PS_RIGHT = ("WORKERS", "STEP", "LOSS", "TIME", "COST")
+PS_OPTIONAL = ("KIND", "WORKERS", "LOSS", "COST")
+"""Left out, in this order, where the terminal is narrow."""
 PROCESS_TITLES = ("PROCESS", "PID", "RESIDENT", "PRIVATE", "CPU")
 NODE_TITLES = ("NODE", "HOST", "STATUS", "SLOTS", "FREE", "MEMORY FREE", "DISK FREE", "HELD BY")
 
@@ -74,7 +76,7 @@ def run_page(view: RunView) -> list[str]:
             waited=format_duration(view.queued_s),
             ran=format_duration(view.running_s),
             workers=_workers_words(view),
-            attempt=f"{view.attempt} ({view.retries_used} of {spec.retries} retries used)" if view.attempt else "",
+            attempt=_attempt_words(view),
             progress=progress_words(view.progress, with_cost=False) if view.progress else "",
             cost=cost_words(view),
             outputs=view.output_dir,
@@ -86,6 +88,13 @@ def run_page(view: RunView) -> list[str]:
     if view.failure is not None:
         lines += ["", *failure_lines(view.failure)]
     return lines
+
+
+def _attempt_words(view: RunView) -> str:
+    if not view.attempt:
+        return ""
+    retries = f" ({view.retries_used} of {view.spec.retries} retries used)" if view.spec.retries else ""
+    return f"{view.attempt}{retries}"
 
 
 def cost_words(view: RunView) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,12 +20,16 @@ from racimo.client.session import Session
 from racimo.client.snapshot import DEFAULT_MAX_UPLOAD_BYTES, hash_files, read_blob, scan, skipped_words
 from racimo.control.views import (
     ClusterView,
+    ExecExitView,
+    ExecRequest,
     LogLine,
     NodeView,
     OutputView,
     ReportsView,
     RunProgress,
     RunView,
+    ScaleRequest,
+    SecretRequest,
     SnapshotRequest,
     SnapshotView,
     SubmitRequest,
@@ -40,10 +44,6 @@ from racimo.state.nouns import ENDED, Exit, Reason
 
 WAIT_SLICE_S = 20.0
 """How long one request of `wait` may take."""
-
-
-class _ExecExit(msgspec.Struct, frozen=True):
-    exit: Exit
 
 
 class Client:
@@ -153,7 +153,7 @@ class Client:
 
     def scale(self, run: str, workers: str | int) -> RunView:
         """`workers`: a count or a range such as `"2..4"`."""
-        return self._session.call("POST", f"{_run_path(run)}/scale", RunView, body={"workers": str(workers)})
+        return self._session.call("POST", f"{_run_path(run)}/scale", RunView, body=ScaleRequest(workers=workers))
 
     # What runs say
 
@@ -212,10 +212,10 @@ class Client:
         except httpx.TransportError as error:
             raise self._session.unreachable(f"lost the connection while reading {path}: {error}") from None
 
-    def exec(self, run: str, command: list[str], worker: int | None = None) -> Iterator[LogLine | Exit]:
+    def exec(self, run: str, command: Sequence[str], worker: str | int = "") -> Iterator[LogLine | Exit]:
         """Runs a command beside a worker (same folder and environment): its lines, and its `Exit` last."""
-        line_decoder, exit_decoder = msgspec.json.Decoder(LogLine), msgspec.json.Decoder(_ExecExit)
-        body = {"command": command, "worker": worker}
+        line_decoder, exit_decoder = msgspec.json.Decoder(LogLine), msgspec.json.Decoder(ExecExitView)
+        body = ExecRequest(command=tuple(command), worker=str(worker))
         for line in streams.once(self._session, "POST", f"{_run_path(run)}/exec", body):
             if line.startswith(b'{"exit"'):
                 yield exit_decoder.decode(line).exit
@@ -235,7 +235,7 @@ class Client:
         return self._session.call("GET", "/v1/secrets", list[str])
 
     def set_secret(self, name: str, value: str) -> None:
-        self._session.call("PUT", f"/v1/secrets/{quote(name, safe='')}", type(None), body={"value": value})
+        self._session.call("PUT", f"/v1/secrets/{quote(name, safe='')}", type(None), body=SecretRequest(value=value))
 
     def remove_secret(self, name: str) -> None:
         self._session.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", type(None))

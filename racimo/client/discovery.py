@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,6 +11,9 @@ from racimo.act.guardian import read_live
 from racimo.client.say import Say
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
+
+if TYPE_CHECKING:
+    from racimo.client.api import Client
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +73,13 @@ class Finder:
         if self._remote:
             return "check $RACIMO_ADDRESS, or unset it to use the cluster of this machine"
         return "racimo up"
+
+
+def connect(home: Home | None = None, *, start: bool = True) -> "Client":
+    """A client of the cluster in `home` (default: as `Client()` finds it); `start`: begin one where there is none."""
+    from racimo.client.api import Client
+
+    return Client(home=None if home is None else home.root, may_start=start)
 
 
 def supervisor_alive(home: Home) -> bool:

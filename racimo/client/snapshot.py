@@ -16,14 +16,15 @@ import pathspec
 
 from racimo.agent.protocol import FileEntry
 from racimo.client.hash_cache import HashCache
+from racimo.control.snapshots import MAX_BLOB_BYTES
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import format_size
 
 IGNORE_FILE = ".racimoignore"
 ALWAYS_LEFT_OUT = frozenset({".git", "__pycache__"})
 DEFAULT_MAX_UPLOAD_BYTES = 512 * 10**6
-MAX_BLOB_BYTES = 64 * 10**6
-MAX_FILES = 20_000
+MAX_FILES = 15_000
+"""What one request of the API has room for."""
 NAMED_FOLDERS = 5
 NAMED_SKIPS = 5
 READ_BYTES = 2**20
