@@ -306,7 +306,7 @@ class Core:
             case ev.WorkerReady():
                 return worker.status == "ready" and worker.address == event.address
             case ev.WorkerHung():
-                return bool(worker.leaving) or self.state.runs[event.run].failure is not None
+                return worker.leaving in ("stop", "abort") or self.state.runs[event.run].failure is not None
             case _:
                 return False
 

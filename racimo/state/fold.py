@@ -168,7 +168,7 @@ def _worker_event(state: State, event: WorkerEvent, at_s: float) -> None:
         case ev.WorkerExited():
             _exit(state, run, worker, event, at_s)
         case ev.WorkerHung():
-            if run.failure is None and not worker.leaving:
+            if run.failure is None and worker.leaving not in ("stop", "abort"):
                 state.runs[run.id] = replace(run, failure=event.failure)
         case _:
             assert_never(event)

@@ -1,0 +1,285 @@
+"""A simulated node: its disk, its agent, its zygote and its workers. The agent and the zygote die and come back; the
+workers live on without them, and what was written on disk stays."""
+
+import random
+from collections.abc import Callable
+
+from racimo.agent import protocol
+from racimo.sim.timeline import Timeline
+from racimo.sim.training import SimTraining
+from racimo.sim.worker import SimWorker
+from racimo.state import events as ev
+from racimo.state.nouns import Device, Exit, Failure, Node
+
+FORK_S = 0.015
+HANG_DETECTION_S = 60.0
+
+
+class AgentDown(Exception):
+    """The agent cannot be reached, or died while it was asked."""
+
+
+class SimMachine:
+    """`on_start` is told of each process that starts, `on_news` that there is something to pull."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random, num_devices: int) -> None:
+        self.timeline, self.rng = timeline, rng
+        self.node = Node(id="node-1", host="sim", devices=tuple(Device(index) for index in range(num_devices)))
+        self.agent_up = True
+        self.zygote_up = True
+        self.instance = 1
+        self.die_in_requests = 0
+        """The agent dies in the middle of this many-th request from now (0: not)."""
+        self.workers: dict[str, SimWorker] = {}
+        self.trainings: dict[str, SimTraining] = {}
+        self.announced: dict[str, protocol.Announce] = {}
+        self.spool: list[tuple[int, protocol.AgentEvent]] = []
+        self._number = 0
+        self._pid = 100
+        self.on_start: Callable[[SimWorker], None] = lambda worker: None
+        self.on_news: Callable[[], None] = lambda: None
+        self.on_agent_death: Callable[[], None] = lambda: None
+
+    @property
+    def alive(self) -> list[SimWorker]:
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    # What the control process asks
+
+    def welcome(self) -> tuple[Node, tuple[protocol.WorkerState, ...]]:
+        self._asked()
+        states = [
+            protocol.WorkerState(worker=w.name, pid=w.pid, exited=w.ending is not None)
+            for w in self.workers.values()
+            if not w.acknowledged
+        ]
+        return self.node, tuple(states)
+
+    def start(self, order: protocol.WorkerOrder) -> None:
+        dies = self._asked(may_die_later=True)
+        if order.worker not in self.workers:
+            worker = self.workers[order.worker] = SimWorker(order)
+            if worker.training:
+                self._training_of(worker).workers.append(worker)
+            self.timeline.after(FORK_S, lambda: self._fork(worker))
+        if dies:
+            self.kill_agent()
+            raise AgentDown
+
+    def stop(self, message: protocol.StopWorker) -> None:
+        dies = self._asked(may_die_later=True)
+        worker = self.workers.get(message.worker)
+        if worker is not None and worker.ending is None:
+            self._stop(worker, message.how, message.grace_s)
+        if dies:
+            self.kill_agent()
+            raise AgentDown
+
+    def announce(self, message: protocol.Announce) -> None:
+        self._asked()
+        newest = self.announced.get(message.run)
+        if newest is None or newest.number <= message.number:
+            self.announced[message.run] = message
+            self._tell_generation(message)
+
+    def pull(self, after: int) -> list[tuple[int, protocol.AgentEvent]]:
+        self._asked()
+        for number, event in self.spool:
+            worker = self.workers.get(f"{event.run}/{event.attempt}/{event.index}")
+            if number <= after and isinstance(event, ev.WorkerExited) and worker is not None:
+                worker.acknowledged = True
+        self.spool = [entry for entry in self.spool if entry[0] > after]
+        return self.spool[: self.rng.randint(1, 5)]
+
+    def _asked(self, *, may_die_later: bool = False) -> bool:
+        if not self.agent_up:
+            raise AgentDown
+        if self.die_in_requests:
+            self.die_in_requests -= 1
+            if not self.die_in_requests:
+                if may_die_later and self.rng.random() < 0.5:
+                    return True
+                self.kill_agent()
+                raise AgentDown
+        return False
+
+    # What happens to its processes
+
+    def kill_agent(self) -> None:
+        if self.agent_up:
+            self.agent_up = False
+            self.on_agent_death()
+
+    def start_agent(self) -> None:
+        """A new agent reads the disk: what happened without one is told now, what was ordered is started."""
+        if self.agent_up:
+            return
+        self.agent_up, self.instance = True, self.instance + 1
+        for worker in self.workers.values():
+            if worker.pid is None and worker.ending is None:
+                self.timeline.after(FORK_S, lambda w=worker: self._fork(w))  # type: ignore[misc]
+            self._tell(worker)
+        for message in list(self.announced.values()):
+            self._tell_generation(message)
+        self.on_news()
+
+    def start_zygote(self) -> None:
+        self.zygote_up = True
+        for worker in self.workers.values():
+            if worker.pid is None and worker.ending is None:
+                self.timeline.after(FORK_S, lambda w=worker: self._fork(w))  # type: ignore[misc]
+
+    def kill_worker(self, worker: SimWorker) -> None:
+        """SIGKILL from outside. The zygote is the parent of training workers: without it nobody sees how they ended."""
+        seen = self.zygote_up or worker.order.kind == "command"
+        self._end(worker, Exit(outcome="killed", signal=9) if seen else Exit(outcome="unknown"))
+
+    def leave(self, worker: SimWorker, outcome: str) -> None:
+        if worker.alive and not worker.frozen:
+            self._end(worker, Exit(outcome=outcome, code=0))  # type: ignore[arg-type]
+
+    # Within
+
+    def _fork(self, worker: SimWorker) -> None:
+        if worker.pid is not None or worker.ending is not None or not self.zygote_up:
+            return
+        self._pid += 1
+        worker.pid, worker.alive = self._pid, True
+        self.on_start(worker)
+        self._tell(worker)
+        config = worker.order.config
+        if worker.training:
+            self.timeline.after(config["ready_s"] * self.rng.uniform(0.5, 1.5), lambda: self._ready(worker))
+        else:
+            words = worker.order.command or worker.order.args
+            worker.remaining_s = float(words[1])
+            if not worker.frozen:
+                self._run_on(worker)
+
+    def _ready(self, worker: SimWorker) -> None:
+        if not worker.alive:
+            return
+        if worker.frozen:
+            self.timeline.after(0.5, lambda: self._ready(worker))
+            return
+        worker.ready = True
+        self._tell(worker)
+        self.timeline.after(0.0, self.trainings[worker.run].look)
+
+    def _run_on(self, worker: SimWorker) -> None:
+        worker.running_since_s = self.timeline.now_s()
+        worker.timer = self.timeline.after(worker.remaining_s, lambda: self._done(worker))
+
+    def _done(self, worker: SimWorker) -> None:
+        words = worker.order.command or worker.order.args
+        code = int(words[2])
+        if worker.alive:
+            self._end(worker, Exit(outcome="failed" if code else "finished", code=code))
+
+    def _stop(self, worker: SimWorker, how: str, grace_s: float) -> None:
+        if worker.pid is None and how in ("stop", "abort", "release"):
+            self._end(worker, Exit(outcome="killed", signal=9))
+        elif how == "abort":
+            self.timeline.after(self.rng.uniform(0, 0.05), lambda: self._end_by(worker, 9))
+        elif how == "stop":
+            worker.asked = "stop"
+            if not worker.frozen:
+                stubborn = self.rng.random() < 0.2
+                delay_s = grace_s if stubborn else self.rng.uniform(0, 0.3)
+                self.timeline.after(delay_s, lambda: self._end_by(worker, 9 if stubborn else 15))
+            else:
+                self.timeline.after(grace_s, lambda: self._end_by(worker, 9))
+        elif how == "thaw":
+            if worker.frozen:
+                worker.frozen = False
+                if worker.asked == "stop":
+                    self.timeline.after(self.rng.uniform(0, 0.3), lambda: self._end_by(worker, 15))
+                elif worker.pid is not None and not worker.training:
+                    self._run_on(worker)
+        elif worker.ready:
+            self._ask_to_leave(worker, how)
+        elif how == "pause" and not worker.frozen:
+            worker.frozen = True
+            if worker.timer is not None:
+                worker.timer.cancel()
+                worker.remaining_s -= self.timeline.now_s() - worker.running_since_s
+
+    def _ask_to_leave(self, worker: SimWorker, how: str) -> None:
+        worker.asked = how
+        gone = bool(worker.members) and worker.name not in worker.members
+        if how == "pause" and not worker.members:
+            self.leave(worker, "paused")
+        elif how == "release" and (gone or not worker.members):
+            self.leave(worker, "released")
+
+    def _tell_generation(self, message: protocol.Announce) -> None:
+        names = tuple(member.worker for member in message.members)
+        for worker in list(self.workers.values()):
+            same = worker.run == message.run and worker.attempt == message.attempt
+            if same and worker.alive and worker.ready and message.number > worker.generation:
+                if worker.name in names:
+                    worker.generation, worker.members = message.number, names
+                elif worker.asked == "release":
+                    self.leave(worker, "released")
+        training = self.trainings.get(message.run)
+        if training is not None:
+            training.look()
+
+    def _end_by(self, worker: SimWorker, signal: int) -> None:
+        self._end(worker, Exit(outcome="killed", signal=signal))
+
+    def _end(self, worker: SimWorker, ending: Exit) -> None:
+        if worker.ending is not None:
+            return
+        worker.alive = False
+        worker.ending = ending
+        self.timeline.after(self.rng.uniform(0.001, 0.02), lambda: self._tell(worker))
+
+    def _training_of(self, worker: SimWorker) -> SimTraining:
+        run = worker.run
+        if run not in self.trainings:
+            self.trainings[run] = SimTraining(
+                self.timeline, self.rng, self.leave, lambda: self._hang_later(run), worker.order.config
+            )
+        return self.trainings[run]
+
+    def _hang_later(self, run: str) -> None:
+        self.timeline.after(HANG_DETECTION_S, lambda: self._report_hang(run))
+
+    def _report_hang(self, run: str) -> None:
+        """The agent looks at a run that made no progress."""
+        hung = [worker for worker in self.alive if worker.run == run and worker.ready]
+        if hung and self.agent_up and self.trainings[run].hung:
+            first = hung[0]
+            failure = Failure(code="worker-hung", message=f"worker {first.index} hangs", rank=first.index)
+            self._spool(ev.WorkerHung(run=run, attempt=first.attempt, index=first.index, failure=failure))
+        if self.trainings[run].hung:
+            self._hang_later(run)
+
+    def _tell(self, worker: SimWorker) -> None:
+        """Spools what is news about a worker; a dead agent says it when it is back."""
+        if not self.agent_up:
+            return
+        run, attempt, index = worker.run, worker.attempt, worker.index
+        if worker.pid is not None and "started" not in worker.spooled:
+            self._spool(ev.WorkerStarted(run=run, attempt=attempt, index=index, pid=worker.pid))
+            worker.spooled.add("started")
+        if worker.ready and "ready" not in worker.spooled:
+            numbers = {"micro_shards": int(worker.order.config["micro_shards"])}
+            address = f"sim:{worker.pid}"
+            self._spool(
+                ev.WorkerReady(run=run, attempt=attempt, index=index, address=address, numerics="sim", **numbers)
+            )
+            worker.spooled.add("ready")
+        if worker.ending is not None and "exited" not in worker.spooled:
+            training = self.trainings.get(run)
+            commits = training.step if training is not None else 0
+            self._spool(ev.WorkerExited(run=run, attempt=attempt, index=index, exit=worker.ending, commits=commits))
+            worker.spooled.add("exited")
+
+    def _spool(self, event: protocol.AgentEvent) -> None:
+        # An agent that dies between writing and remembering says things twice.
+        for _ in range(2 if self.rng.random() < 0.05 else 1):
+            self._number += 1
+            self.spool.append((self._number, event))
+        self.on_news()
