@@ -16,7 +16,7 @@ _PARAMETER = re.compile(r"\{([a-z0-9]+)(?::path)?\}")
 
 def describe(calls: tuple[Call, ...]) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    types = [kind for call in calls for kind in (call.takes, call.gives) if kind not in (None, bytes)]
+    types = [kind for call in calls for kind in (*_kinds(call.takes), *_kinds(call.gives))]
     types.append(ErrorView)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = {_key(kind): schema for kind, schema in zip(types, schemas, strict=True)}
@@ -76,7 +76,14 @@ def _content(kind: Any, body: str, by_type: dict[str, Any]) -> dict[str, Any]:
     if kind is bytes:
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     media = "application/x-ndjson" if body == "lines" else "application/json"
-    return {media: {"schema": by_type[_key(kind)]}}
+    schemas = [by_type[_key(one)] for one in _kinds(kind)]
+    return {media: {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": schemas}}}
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    if kind is None or kind is bytes:
+        return ()
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def _key(kind: Any) -> str:

@@ -37,7 +37,7 @@ Body = Literal["json", "lines", "bytes"]
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call: what comes in, what goes out, and the sentence in the description. `query` maps a name to what it
-    means; `takes` and `gives` are types, `bytes` or None."""
+    means; `takes` and `gives` are types (`gives` of lines perhaps several), `bytes` or None."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
@@ -92,7 +92,7 @@ CALLS: tuple[Call, ...] = (
         summary="Output lines of all workers of all attempts, secrets taken out.",
     ),
     Call(
-        method="GET", path="/v1/runs/{id}/events", handler=Api.events, gives=Record | EndedView, body="lines",
+        method="GET", path="/v1/runs/{id}/events", handler=Api.events, gives=(Record, EndedView), body="lines",
         query={"follow": _FOLLOW}, summary="What the journal says about a run; the last line tells how it ended.",
     ),
     Call(
@@ -113,7 +113,7 @@ CALLS: tuple[Call, ...] = (
         summary="One output.",
     ),
     Call(
-        method="POST", path="/v1/runs/{id}/exec", handler=Api.exec, takes=ExecRequest, gives=LogLine | ExecExitView,
+        method="POST", path="/v1/runs/{id}/exec", handler=Api.exec, takes=ExecRequest, gives=(LogLine, ExecExitView),
         body="lines", summary="Runs a command beside a worker; its lines, and at last its exit.",
     ),
     Call(method="GET", path="/v1/secrets", handler=Api.secrets, gives=list[str], summary="Names of secrets."),

@@ -192,6 +192,9 @@ class Supervisor:
             if service.role == "control" and code == EXIT_REFUSED and not self.ever_stable:
                 say("control refused to start: " + last_line(os.path.join(self.root, guardian.LOGS_DIR, "control.log")))
                 return True
+            if self.ending:
+                say(f"{service.role} (process {service.pid}) ended, {ending_of(code)}")
+                continue
             service.due_s = now_s + service.delay_s
             again = "at once" if service.delay_s == 0 else f"in {service.delay_s:g} s"
             say(f"{service.role} (process {service.pid}) ended after {lived_s:.1f} s, {ending_of(code)}; again {again}")
@@ -223,9 +226,9 @@ class Supervisor:
             signal.pidfd_send_signal(agent.pidfd, signal.SIGTERM)
             self.await_end(agent, END_AGENT_S)
         self.end_leftovers()
-        for name in (*ROLES, "supervisor"):
-            unlink(guardian.record_path(self.root, name))
-        unlink(self.mark)
+        folder = os.path.join(self.root, guardian.PROCESSES_DIR)
+        for name in os.listdir(folder):  # all of them have ended; the supervisor's own goes with the rest
+            unlink(os.path.join(folder, name))
         say("ended")
 
     def await_end(self, service: Service, most_s: float) -> bool:
