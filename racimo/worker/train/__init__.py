@@ -1,0 +1,1 @@
+"""Training beside the user's code: `run.steps` and what it stands on. See docs/training.md."""

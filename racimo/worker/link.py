@@ -1,0 +1,223 @@
+"""A worker's connection to its agent, kept up by a thread: announcements in, readiness, progress and reports out.
+
+The agent may die and come back at any time; training goes on meanwhile. What a dead agent may not have written down is
+sent again: the newest readiness and progress always, and the last reports, which count once per step and name.
+"""
+
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from racimo.agent.frames import FrameBuffer, FrameError, encode_frame
+from racimo.agent.protocol import (
+    CheckpointSaved,
+    MessageToWorker,
+    NewGeneration,
+    PleasePause,
+    Progress,
+    Ready,
+    Report,
+    WorkerContext,
+    WorkerHello,
+    WorkerMessage,
+)
+from racimo.worker.children import close_in_children, drop
+
+RECONNECT_FIRST_S = 0.05
+RECONNECT_MOST_S = 1.0
+MAX_OUTBOX = 10_000
+"""Reports kept while no agent listens; beyond that the oldest are dropped."""
+RESENT_REPORTS = 256
+FLUSH_S = 2.0
+_READ_BYTES = 64 * 1024
+
+_decode = msgspec.msgpack.Decoder(MessageToWorker).decode
+
+
+class Link(Protocol):
+    """What training needs of the world outside its peers."""
+
+    wake_fd: int
+    """Readable whenever something came in."""
+    pause_requested: bool
+
+    def newest(self) -> NewGeneration | None: ...
+
+    def clear_wake(self) -> None: ...
+
+    def ready(self, message: Ready) -> None: ...
+
+    def progress(self, message: Progress) -> None: ...
+
+    def tell(self, message: Report | CheckpointSaved) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AgentLink:
+    """The link of a worker of a cluster."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pause_requested = False
+        self._hello = WorkerHello(worker=context.worker, pid=os.getpid())
+        self._path = context.agent_socket
+        self._newest: NewGeneration | None = None
+        self._lock = threading.Lock()
+        self._ready: Ready | None = None
+        self._progress: Progress | None = None
+        self._last_progress: Progress | None = None
+        self._outbox: deque[Report | CheckpointSaved] = deque(maxlen=MAX_OUTBOX)
+        self._sent: deque[Report | CheckpointSaved] = deque(maxlen=RESENT_REPORTS)
+        self._stop = threading.Event()
+        self._idle = threading.Event()
+        self._outgoing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="racimo-link", daemon=True)
+        self._thread.start()
+
+    def newest(self) -> NewGeneration | None:
+        return self._newest
+
+    def clear_wake(self) -> None:
+        _clear(self.wake_fd)
+
+    def ready(self, message: Ready) -> None:
+        with self._lock:
+            self._ready = message
+        self._go()
+
+    def progress(self, message: Progress) -> None:
+        """Replaces a progress that was not sent yet."""
+        with self._lock:
+            self._progress = message
+        self._go()
+
+    def tell(self, message: Report | CheckpointSaved) -> None:
+        with self._lock:
+            self._outbox.append(message)
+        self._go()
+
+    def close(self) -> None:
+        """Sends what is left, for at most `FLUSH_S`, and ends the thread."""
+        self._idle.wait(FLUSH_S)
+        self._stop.set()
+        os.eventfd_write(self._outgoing_fd, 1)
+        self._thread.join(FLUSH_S)
+
+    def _go(self) -> None:
+        self._idle.clear()
+        os.eventfd_write(self._outgoing_fd, 1)
+
+    # The thread
+
+    def _serve(self) -> None:
+        pause_s = RECONNECT_FIRST_S
+        while not self._stop.is_set():
+            connection = socket.socket(socket.AF_UNIX)
+            close_in_children(connection)
+            try:
+                connection.connect(self._path)
+                pause_s = RECONNECT_FIRST_S
+                self._talk(connection)
+            except (OSError, FrameError):
+                # No agent at the moment: the supervisor starts it again, and it will be found at the same path.
+                self._stop.wait(pause_s)
+                pause_s = min(pause_s * 2, RECONNECT_MOST_S)
+            finally:
+                drop(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        _send(connection, self._hello)
+        with self._lock:
+            announced = self._ready
+            if announced is not None:
+                _send(connection, announced)
+            for report in self._sent:
+                _send(connection, report)
+            if self._progress is None:
+                self._progress = self._last_progress
+        frames = FrameBuffer()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            selector.register(self._outgoing_fd, selectors.EVENT_READ)
+            while not self._stop.is_set():
+                announced = self._flush(connection, announced)
+                for key, _ in selector.select():
+                    if key.fileobj is not connection:
+                        _clear(self._outgoing_fd)
+                        continue
+                    content = connection.recv(_READ_BYTES)
+                    if not content:
+                        raise ConnectionResetError("the agent closed the connection")
+                    for frame in frames.feed(content):
+                        self._take(frame)
+
+    def _flush(self, connection: socket.socket, announced: Ready | None) -> Ready | None:
+        while True:
+            with self._lock:
+                if self._ready is not announced:
+                    message: WorkerMessage | None = self._ready
+                    announced = self._ready
+                elif self._outbox:
+                    message = self._outbox.popleft()
+                    self._sent.append(message)
+                else:
+                    message, self._progress = self._progress, None
+                    self._last_progress = message or self._last_progress
+                if message is None:
+                    self._idle.set()
+                    return announced
+            _send(connection, message)
+
+    def _take(self, frame: bytes) -> None:
+        message = _decode(frame)
+        if isinstance(message, NewGeneration):
+            if self._newest is None or message.number > self._newest.number:
+                self._newest = message
+        elif isinstance(message, PleasePause):
+            self.pause_requested = True
+        # PleaseLeave asks for nothing: the next generation will be without this worker.
+        os.eventfd_write(self.wake_fd, 1)
+
+
+class NoLink:
+    """Outside a cluster: one generation with one member, and nobody to tell."""
+
+    def __init__(self, generation: NewGeneration) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pause_requested = False
+        self._generation = generation
+
+    def newest(self) -> NewGeneration | None:
+        return self._generation
+
+    def clear_wake(self) -> None:
+        _clear(self.wake_fd)
+
+    def ready(self, message: Ready) -> None:
+        pass
+
+    def progress(self, message: Progress) -> None:
+        pass
+
+    def tell(self, message: Report | CheckpointSaved) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self.wake_fd)
+
+
+def _send(connection: socket.socket, message: WorkerMessage) -> None:
+    connection.sendall(encode_frame(message))
+
+
+def _clear(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except BlockingIOError:
+        pass

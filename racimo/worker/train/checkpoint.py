@@ -1,0 +1,262 @@
+"""Checkpoints that are whole or not there: `torch.distributed.checkpoint` files, and a manifest that vouches for them.
+
+A checkpoint is the folder `step-N`. It is written under another name, flushed, described by `racimo.json` (sizes and
+SHA-256 of every file, the run's identity) and then renamed. At a URL, where nothing can be renamed, the manifest is
+written last. One whose files disagree with the manifest is torn; it is said so and never chosen.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import msgspec
+
+from racimo.spec.errors import RacimoError
+from racimo.version import __version__
+from racimo.worker.train.messages import Identity
+from racimo.worker.train.state import StateTree
+
+MANIFEST = "racimo.json"
+_STEP = re.compile(r"step-(\d+)")
+_CHUNK_BYTES = 2**20
+
+Say = Callable[[str], None]
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `racimo.json` says of a checkpoint."""
+
+    step: int
+    run: str
+    identity: Identity
+    files: dict[str, FileRecord]
+    version: str = __version__
+
+
+class Torn(Exception):
+    """The checkpoint is not what its manifest says, or has none. The text says how."""
+
+
+class Shelf:
+    """The place where a run's checkpoints lie: a folder or an fsspec URL."""
+
+    def __init__(self, root: str) -> None:
+        self.is_url = "://" in root and not root.startswith("file://")
+        self.root = root.removeprefix("file://").rstrip("/") if not self.is_url else root.rstrip("/")
+
+    def path(self, step: int) -> str:
+        return f"{self.root}/step-{step}"
+
+    def steps(self) -> list[int]:
+        """Steps of which there is something, whole or torn, newest first."""
+        names = self._names()
+        return sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
+
+    def _names(self) -> list[str]:
+        if not self.is_url:
+            return [entry.name for entry in Path(self.root).iterdir()] if Path(self.root).is_dir() else []
+        fs, path = fsspec.core.url_to_fs(self.root)
+        fs.invalidate_cache()
+        return [name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)] if fs.exists(path) else []
+
+    def save(self, step: int, run: str, identity: Identity, tree: StateTree) -> int:
+        """Writes a whole checkpoint and returns its size in bytes. `OSError` if it cannot; then nothing is left."""
+        parent = None if self.is_url else self.root
+        if parent is not None:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f"step-{step}.tmp-", dir=parent))
+        try:
+            manifest = _write(work, step, run, identity, tree)
+            if self.is_url:
+                self._upload(work, step)
+            else:
+                self._move_into_place(work, step)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return sum(record.size_bytes for record in manifest.files.values())
+
+    def _move_into_place(self, work: Path, step: int) -> None:
+        final = Path(self.path(step))
+        if final.exists():
+            # Of an earlier attempt: the same bits if whole, of no use if torn.
+            os.rename(final, tempfile.mkdtemp(prefix=f"step-{step}.tmp-old-", dir=self.root))
+        os.rename(work, final)
+        _sync_folder(Path(self.root))
+        for stale in Path(self.root).glob(f"step-{step}.tmp-old-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+
+    def _upload(self, work: Path, step: int) -> None:
+        fs, path = fsspec.core.url_to_fs(self.path(step))
+        fs.makedirs(path, exist_ok=True)
+        names = sorted((entry.name for entry in work.iterdir()), key=lambda name: name == MANIFEST)
+        for name in names:
+            fs.put_file(str(work / name), f"{path}/{name}")
+
+    def prune(self, keep: int) -> None:
+        """Deletes all but the newest `keep`, and what interrupted writes have left."""
+        for step in self.steps()[keep:]:
+            if self.is_url:
+                fs, path = fsspec.core.url_to_fs(self.path(step))
+                fs.rm(f"{path}/{MANIFEST}")
+                fs.rm(path, recursive=True)
+            else:
+                doomed = Path(f"{self.path(step)}.tmp-doomed")
+                os.rename(self.path(step), doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Deletes what interrupted writes left behind. Only while no other worker can be writing."""
+        if not self.is_url and Path(self.root).is_dir():
+            for stale in Path(self.root).glob("step-*.tmp-*"):
+                shutil.rmtree(stale, ignore_errors=True)
+
+    def newest(self, say: Say) -> tuple[Manifest, StateTree] | None:
+        """The newest whole checkpoint; torn ones are passed over and said."""
+        for step in self.steps():
+            try:
+                return load(self.path(step))
+            except Torn as torn:
+                say(f"checkpoint {self.path(step)} is torn and not used: {torn} [checkpoint-torn]")
+        return None
+
+
+def load(path: str) -> tuple[Manifest, StateTree]:
+    """One checkpoint. Raises `Torn` unless every file is what the manifest says."""
+    with _at_hand(path) as folder:
+        manifest = _checked_manifest(folder)
+        return manifest, _read(folder)
+
+
+def resume(path: str, say: Say) -> tuple[Manifest, StateTree]:
+    """The checkpoint that a user named: a `step-N` folder, or one that holds some. `checkpoint-torn` if none is whole."""
+    if _STEP.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]):
+        try:
+            return load(path)
+        except Torn as torn:
+            raise RacimoError(
+                "checkpoint-torn", f"the checkpoint {path} is torn: {torn}", "name an earlier one, or their folder"
+            ) from torn
+    found = Shelf(path).newest(say)
+    if found is None:
+        raise RacimoError("checkpoint-torn", f"there is no whole checkpoint in {path}", f"look with: ls {path}")
+    return found
+
+
+def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree) -> Manifest:
+    from torch.distributed.checkpoint import FileSystemWriter, save
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        save(tree, storage_writer=FileSystemWriter(work, sync_files=True), no_dist=True)
+    except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        raise next((cause for cause in causes if isinstance(cause, OSError)), error) from error
+    files = {entry.name: FileRecord(entry.stat().st_size, _sha256(entry)) for entry in sorted(work.iterdir())}
+    manifest = Manifest(step=step, run=run, identity=identity, files=files)
+    with (work / MANIFEST).open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(work)
+    work.chmod(0o700)
+    return manifest
+
+
+def _read(folder: Path) -> StateTree:
+    """All of a checkpoint, whatever is in it: the shapes come from its own metadata."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint import load as load_into
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = FileSystemReader(folder)
+    metadata = reader.read_metadata()
+    flat: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        if isinstance(entry, TensorStorageMetadata)
+        else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+    load_into(flat, storage_reader=reader, no_dist=True)
+    tree: StateTree = {"model": {}, "optimizer": {}, "state": {}}
+    for name, value in flat.items():
+        _put(tree, metadata.planner_data[name], value)
+    return tree
+
+
+def _put(tree: Any, path: tuple[str | int, ...], value: Any) -> None:
+    """Undoes the flattening of nested dicts and lists."""
+    for key, following in zip(path, (*path[1:], None), strict=True):
+        content = value if following is None else ([] if _is_index(tree, key, following) else {})
+        if isinstance(tree, list):
+            assert isinstance(key, int)
+            tree.extend([None] * (key + 1 - len(tree)))
+            if following is None or tree[key] is None:
+                tree[key] = content
+        elif following is None or key not in tree:
+            tree[key] = content
+        tree = tree[key]
+
+
+def _is_index(tree: Any, key: str | int, following: str | int) -> bool:
+    # An optimizer's `state` is a dict with integer keys, the only one that torch writes.
+    return isinstance(following, int) and key != "state"
+
+
+def _checked_manifest(folder: Path) -> Manifest:
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise Torn(f"it has no {MANIFEST}") from error
+    except msgspec.DecodeError as error:
+        raise Torn(f"its {MANIFEST} cannot be read ({error})") from error
+    for name, record in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise Torn(f"{name} is missing")
+        if file.stat().st_size != record.size_bytes:
+            raise Torn(f"{name} has {file.stat().st_size} of {record.size_bytes} bytes")
+        if _sha256(file) != record.sha256:
+            raise Torn(f"the content of {name} is not what was written")
+    return manifest
+
+
+@contextmanager
+def _at_hand(path: str) -> Iterator[Path]:
+    """The checkpoint as a local folder; downloaded first if it is at a URL."""
+    if "://" not in path or path.startswith("file://"):
+        yield Path(path.removeprefix("file://"))
+        return
+    with tempfile.TemporaryDirectory(prefix="racimo-checkpoint-") as folder:
+        fs, remote = fsspec.core.url_to_fs(path)
+        for name in fs.ls(remote, detail=False) if fs.exists(remote) else ():
+            fs.get_file(name, f"{folder}/{name.rsplit('/', 1)[-1]}")
+        yield Path(folder)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,348 @@
+"""This worker's part in the run: its position, its state, and the way from one step to the next with the others."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from racimo.agent.protocol import Ready
+from racimo.spec.errors import RacimoError
+from racimo.worker.context import WorkerLeaving
+from racimo.worker.link import Link
+from racimo.worker.train import faults, seeds
+from racimo.worker.train.batches import Batch, Batches, Feeder, Key
+from racimo.worker.train.buffers import Store
+from racimo.worker.train.checkpoint import Manifest, resume
+from racimo.worker.train.exchange import exchange
+from racimo.worker.train.ledger import Ledger
+from racimo.worker.train.mesh import Listener, Regroup, Switchboard
+from racimo.worker.train.messages import Contribution, Done, Holding, Identity, Outcome, StateOffer
+from racimo.worker.train.numerics import numerics_class
+from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
+from racimo.worker.train.settle import difference, missing_leaves, settle
+from racimo.worker.train.state import StateTree, Trained, checksum, pack, unpack
+from racimo.worker.train.telemetry import Telemetry
+from racimo.worker.train.tree import Tree, share
+
+MOST_MICRO_SHARDS_ADOPTED = 64
+"""A worker that was told no count of micro-shards takes over the run's, up to this or its own default."""
+
+_left_open: list["Crew"] = []
+"""Crews whose loop was left: their connections stay until the process ends, so that peers see how it ends."""
+
+
+class Crew:
+    """See the parts it is made of; `settle.Standing` is what the others see of it."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        link: Link,
+        listener_path: Path | None,
+        trained: Trained,
+        batches: Batches,
+        until: int,
+        micro_shards: int,
+        exact: bool,
+        check_every: int,
+        telemetry: Telemetry,
+        saver: Saver,
+        place: Place,
+    ) -> None:
+        self.worker = worker
+        self.link = link
+        self.trained = trained
+        self.batches = batches
+        self.until = until
+        self.step = 0
+        self.fresh = True
+        self.last: Outcome | None = None
+        self.outcome: Outcome | None = None
+        named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
+        self._parameters = [parameter for _, parameter in named]
+        self.identity = _identity(named, batches, micro_shards, exact)
+        self.numerics = numerics_class(self._parameters[0].device, trained.optimizer)
+        self._check_every = check_every
+        self._store = Store(self._parameters, max(micro_shards, MOST_MICRO_SHARDS_ADOPTED) + 1)
+        self._ledger = Ledger(self._store, [name for name, _ in named], exact)
+        listener = Listener(listener_path, self._store.layout) if listener_path is not None else None
+        self._listener = listener
+        self._switchboard = Switchboard(worker, self._store.arena, self._store.layout, link, listener)
+        self._feeder = Feeder(batches, self._upcoming)
+        self._telemetry = telemetry
+        self._saver = saver
+        self._place = place
+        self._tree: Tree | None = None
+        self._agreed: list[tuple[Holding, ...]] | None = None
+        self._tokens: float | None = None
+        self._last_seat = (-1, 0)
+        self._outside: seeds.State | None = None
+
+    # The loop over steps
+
+    def enter(self) -> None:
+        self._outside = seeds.capture()
+        address = str(self._listener.path) if self._listener is not None else ""
+        self.link.ready(Ready(address=address, micro_shards=self.identity.micro_shards, numerics=self.numerics))
+        self._telemetry.phase("wait")
+
+    def boundary(self) -> bool:
+        """Between two steps, where the state is that of exactly `step` commits. False if there is no further step."""
+        while self.fresh:
+            self._agreed = self._settle()
+        if self.last is not None and self.last.pause and self.last.step == self.step:
+            self._part()
+            self._switchboard.abandon()
+            raise WorkerLeaving("paused")
+        if self.step >= self.until:
+            self._part()
+            return False
+        if self._rank == 0 and self._saver.due(self.step):
+            self._telemetry.phase("checkpoint")
+            self._saver.save(self.step, self.identity, self.trained)
+        seeds.seed_all(seeds.derive("step", self.batches.seed, self.step))
+        return True
+
+    def leave(self, finished: bool) -> None:
+        """The loop is over. If it was left early, peers are told, and see the rest by how this process ends."""
+        self._last_seat = self.seat
+        if finished:
+            self._switchboard.abandon()
+            self._telemetry.phase("done")
+        else:
+            self._switchboard.say_left(self.step)
+            _left_open.append(self)
+        self._saver.wait()
+        self._feeder.close()
+        self._ledger.close()
+        self._telemetry.close()
+        if self._outside is not None:
+            seeds.restore(self._outside)
+        if finished:
+            if self._listener is not None:
+                self._listener.close()
+            self._store.close()
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """(rank, number of workers) in the newest generation this worker has stood in; (-1, 0) before the first."""
+        mesh = self._switchboard.mesh
+        if mesh is not None:
+            self._last_seat = (mesh.rank, mesh.size)
+        return self._last_seat
+
+    @property
+    def _rank(self) -> int:
+        return self._switchboard.mesh.rank if self._switchboard.mesh is not None else -1
+
+    def _part(self) -> None:
+        """Nobody goes while another could still need it: all have committed everything, or are gone."""
+        while True:
+            try:
+                if not self._together:
+                    self._settle()
+                mesh = self._switchboard.mesh
+                assert mesh is not None
+                if mesh.rank == 0:
+                    self._telemetry.phase("checkpoint")
+                    self._saver.save_last(self.step, self.identity, self.trained)
+                self._switchboard.send(Done(step=self.step))
+                faults.point("parting", self.step)
+                # The last checkpoint is rank 0's to write: if it goes before that, another one does it.
+                self._switchboard.wait(
+                    lambda: all(peer.done or (peer.gone and peer.rank != 0) for peer in mesh.peers.values()),
+                    lambda: self._wait_for(tuple(peer.index for peer in mesh.peers.values() if not peer.done)),
+                    lambda: self._switchboard.refuse_leavers(self.step - 1),
+                )
+                return
+            except Regroup:
+                self._switchboard.abandon()
+
+    # One step
+
+    def micro_shards(self) -> Iterator[Batch]:
+        """Yields what falls to this worker until the step is whole; then the gradient is in place."""
+        self._tree = Tree(self.identity.micro_shards, self.batches.present(self.step, self.identity.micro_shards))
+        self._ledger.begin(self._tree)
+        self._tokens = None
+        todo = self._first_share()
+        while True:
+            if todo is None:
+                agreed = self._settle()
+                if agreed is None:
+                    self.outcome = self.last
+                    break
+                assert self._switchboard.mesh is not None
+                todo = missing_leaves(self._tree, self._switchboard.mesh, self._ledger, agreed)
+            while todo and not self._switchboard.outdated:
+                yield self._load(todo.pop(0))
+            if self._switchboard.outdated:
+                todo = None
+                continue
+            try:
+                self.outcome = self.last = self._exchange()
+                break
+            except Regroup:
+                self._switchboard.abandon()
+                todo = None
+        assert self.outcome is not None
+        self._store.hand_out(self.outcome.used)
+        seeds.seed_all(seeds.derive("apply", self.batches.seed, self.step))
+
+    def _first_share(self) -> list[int] | None:
+        agreed, self._agreed = self._agreed, None
+        mesh = self._switchboard.mesh
+        if mesh is None or not self._together:
+            return None
+        assert self._tree is not None
+        if agreed is not None:
+            return missing_leaves(self._tree, mesh, self._ledger, agreed)
+        return share(self._tree.present, mesh.size)[mesh.rank]
+
+    def _load(self, leaf: int) -> Batch:
+        self._telemetry.phase("compute")
+        indices = self.batches.shard_indices(self.step, leaf, self.identity.micro_shards)
+        data = self._feeder.get(Key(self.step, leaf, indices))
+        seeds.seed_all(seeds.derive("model", self.batches.seed, self.step, leaf))
+        faults.point("computing", self.step)
+        return Batch(leaf, indices, data)
+
+    def backward(self, batch: Batch, loss: torch.Tensor, weight: float | None) -> None:
+        counted = batch.weight if weight is None else weight
+        if not counted >= 0.0:
+            raise RacimoError("steps-misused", f"the weight of a loss is a count, not {counted}")
+        if weight is not None:
+            self._tokens = (self._tokens or 0.0) + weight
+        self._ledger.backward(batch.index, loss, counted, counted / self._nominal, len(batch.indices))
+
+    @property
+    def _nominal(self) -> float:
+        """Samples of a full micro-shard: losses of full ones are not scaled at all."""
+        return self.batches.global_batch_size / self.identity.micro_shards
+
+    def _exchange(self) -> Outcome:
+        self._telemetry.phase("exchange", generation=self._switchboard.mesh.number if self._switchboard.mesh else 0)
+        assert self._tree is not None
+        checked = self._check_every > 0 and self.step > 0 and self.step % self._check_every == 0
+        mine = Contribution(
+            step=self.step,
+            holdings=self._ledger.holdings(),
+            pause=self.link.pause_requested,
+            checksum=checksum(self._parameters) if checked else None,
+        )
+        return exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
+
+    def apply(self, outcome: Outcome) -> None:
+        self._telemetry.phase("apply")
+        faults.point("applying", self.step)
+        self.trained.optimizer.step()
+        self._store.drop_gradients()
+        shards = self._ledger.leaves
+        self._ledger.keep(())
+        self.step += 1
+        faults.point("applied", self.step)
+        self._telemetry.committed(outcome, shards, outcome.weight if self._tokens is not None else None)
+
+    # Together
+
+    @property
+    def _together(self) -> bool:
+        mesh = self._switchboard.mesh
+        return mesh is not None and mesh.settled and not self._switchboard.outdated
+
+    def _settle(self) -> list[tuple[Holding, ...]] | None:
+        """Stands with all members of the newest generation; None if first a given gradient has to be applied."""
+        while True:
+            mesh = self._switchboard.mesh
+            try:
+                if mesh is None or self._switchboard.outdated:
+                    self._telemetry.phase("wait")
+                    mesh = self._switchboard.next_mesh(self._wait_for)
+                self._switchboard.refuse_leavers(self.step - 1 if self.step >= self.until else self.step)
+                return settle(self._switchboard, mesh, self._store, self._ledger, self, self._wait_for)
+            except Regroup:
+                self._switchboard.abandon()
+
+    def _wait_for(self, indices: tuple[int, ...]) -> None:
+        mesh = self._switchboard.mesh
+        self._telemetry.phase(
+            "exchange" if mesh is not None and mesh.settled else "wait",
+            waits_for=indices,
+            generation=mesh.number if mesh is not None else None,
+        )
+
+    def _upcoming(self, step: int) -> Iterator[Key]:
+        """What this worker will compute from a step on, if nothing changes."""
+        mesh = self._switchboard.mesh
+        while mesh is not None and step < self.until:
+            shards: Iterable[int] = share(self.batches.present(step, self.identity.micro_shards), mesh.size)[mesh.rank]
+            for shard in shards:
+                yield Key(step, shard, self.batches.shard_indices(step, shard, self.identity.micro_shards))
+            step += 1
+
+    # State (settle.Standing)
+
+    def adopt(self, identity: Identity) -> None:
+        theirs = identity.micro_shards
+        if self.batches.micro_shards is None and theirs < self._store.num_slots:
+            self.identity = _with_micro_shards(self.identity, theirs)
+
+    def restore(self) -> None:
+        """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
+        found = self._saver.shelf.newest(self.say) if self._saver.shelf is not None else None
+        source = "the newest checkpoint"
+        if self._saver.shelf is not None:
+            self._saver.shelf.sweep()
+        if found is None and self._place.resume_from:
+            found, source = resume(self._place.resume_from, self.say), self._place.resume_from
+        if found is not None:
+            self._begin_from(*found, source)
+        elif committed := self._telemetry.committed_before():
+            self.say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
+        self.fresh = False
+
+    def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:
+        self.adopt(manifest.identity)
+        if manifest.identity != self.identity:
+            path = self._place.resume_from or self._place.root
+            raise checkpoint_mismatch(path, difference(self.identity, manifest.identity))
+        self.trained.load(tree)
+        self.step = manifest.step
+        self._saver.begin_at(manifest.step)
+        self._telemetry.resumed(self.step)
+        self.say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
+
+    def offer_state(self) -> tuple[StateOffer, int]:
+        return pack(self.trained.capture(), self.step)
+
+    def accept_state(self, offer: StateOffer, fd: int) -> None:
+        self.trained.load(unpack(offer, fd))
+        self.step = offer.step
+        self._saver.begin_at(offer.step - 1)
+        self._telemetry.resumed(self.step)
+        self.fresh = False
+
+    def say(self, text: str) -> None:
+        """One line for people, in the worker's error log."""
+        print(f"racimo: {text}", file=sys.stderr, flush=True)
+
+
+def _identity(
+    named: list[tuple[str, torch.nn.Parameter]], batches: Batches, micro_shards: int, exact: bool
+) -> Identity:
+    shapes = " ".join(f"{name}:{p.dtype}:{tuple(p.shape)}" for name, p in named)
+    return Identity(
+        micro_shards=micro_shards,
+        seed=batches.seed,
+        global_batch_size=batches.global_batch_size,
+        dataset_size=len(batches.dataset),
+        parameters=f"{len(named)} ({seeds.derive(shapes):016x})",
+        coherence="exact" if exact else "fast",
+    )
+
+
+def _with_micro_shards(identity: Identity, micro_shards: int) -> Identity:
+    return msgspec.structs.replace(identity, micro_shards=micro_shards)

@@ -1,0 +1,174 @@
+"""The exchange at the end of a step: everybody's blocks become one gradient, in the order of the tree.
+
+Two rounds. *Contribute*: each member says where its blocks lie. Once all have, each sums its part of all blocks of
+all members straight from their shared memory, in tree order, into its own reduced slot, and says *summed*. Once all
+have, each copies the other parts. See docs/training.md for why nothing is overwritten too early.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from racimo.spec.errors import RacimoError
+from racimo.worker.train import faults
+from racimo.worker.train.buffers import REDUCED_SLOT, Store
+from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
+from racimo.worker.train.messages import Contribution, Holding, Outcome, Summed
+from racimo.worker.train.tree import FAST_LEVEL, Sum, Tree, chain, evaluate
+
+_PIECE_BYTES = 256 * 1024
+"""Summed at a time, so that intermediate sums stay in the second-level cache."""
+
+Source = tuple[int, int]  # rank, slot
+Expression = Source | Sum[Source]
+Waiting = Callable[[tuple[int, ...]], None]
+
+
+def exchange(
+    switchboard: Switchboard,
+    store: Store,
+    tree: Tree,
+    nominal_weight: float,
+    mine: Contribution,
+    waiting: Waiting,
+) -> Outcome:
+    """Runs both rounds for the step after `mine.step` commits; the gradient ends in the reduced slot.
+
+    Raises `Regroup` if the generation ends before; then nothing of the step is lost that I hold.
+    """
+    mesh = switchboard.mesh
+    assert mesh is not None and mesh.settled
+    step = mine.step
+    for holding in mine.holdings:
+        store.publish(holding.slot)
+    store.arena.serving = mesh.number
+    switchboard.send(mine)
+    faults.point("contributed", step)
+    theirs = switchboard.collect(Contribution, lambda packet: packet.step == step, waiting, step)
+    contributions = [mine if rank == mesh.rank else theirs[rank] for rank in range(mesh.size)]
+    _compare_checksums(contributions, mesh, step)
+    # All have committed the step before, so nobody needs its gradient from me any more.
+    store.arena.reduced_step = 0
+    expression, outcome = _combine(contributions, tree, mesh.number)
+    if outcome.weight <= 0.0:
+        raise RacimoError(
+            "steps-misused",
+            f"the weights of step {step + 1} add up to {outcome.weight}",
+            "give backward(loss, weight=) the positive count of samples or tokens that the loss averages",
+        )
+    _sum_my_part(store, mesh, expression, outcome.weight / nominal_weight)
+    faults.point("summing", step)
+    _check_serving(mesh)
+    switchboard.send(Summed(step=step))
+    switchboard.collect(Summed, lambda packet: packet.step == step, waiting, step)
+    faults.point("summed", step)
+    _copy_other_parts(store, mesh)
+    _check_serving(mesh)
+    store.arena.reduced_step = step + 1
+    return outcome
+
+
+def _combine(contributions: Sequence[Contribution], tree: Tree, generation: int) -> tuple[Expression, Outcome]:
+    held: dict[tuple[int, int], tuple[int, Holding]] = {}
+    for rank, contribution in enumerate(contributions):
+        for holding in contribution.holdings:
+            index = rank if holding.level == FAST_LEVEL else holding.index
+            held[holding.level, index] = rank, holding
+    exact = all(level != FAST_LEVEL for level, _ in held)
+
+    def arrange(values: dict[tuple[int, int], object]):  # type: ignore[no-untyped-def]
+        return tree.expression(values) if exact else chain(list(values.values()))
+
+    sources = arrange({block: (rank, holding.slot) for block, (rank, holding) in held.items()})
+    add = float.__add__
+    weight = evaluate(arrange({block: holding.weight for block, (_, holding) in held.items()}), add)
+    weighted_loss = evaluate(arrange({block: holding.weighted_loss for block, (_, holding) in held.items()}), add)
+    used = bytearray(len(next(iter(held.values()))[1].used))
+    for _, holding in held.values():
+        used = bytearray(a | b for a, b in zip(used, holding.used, strict=True))
+    outcome = Outcome(
+        step=contributions[0].step + 1,
+        generation=generation,
+        weight=weight,
+        loss=weighted_loss / weight if weight else float("nan"),
+        num_samples=sum(holding.num_samples for _, holding in held.values()),
+        used=bytes(used),
+        pause=any(contribution.pause for contribution in contributions),
+    )
+    return sources, outcome
+
+
+def _sum_my_part(store: Store, mesh: Mesh, expression: Expression, divisor: float) -> None:
+    flats = {
+        (rank, slot): (store.arena if rank == mesh.rank else mesh.peers[rank].arena).flats(slot)
+        for rank, slot in _sources(expression)
+    }
+    for number, section in enumerate(store.layout.sections):
+        low, high = store.layout.bounds(section, mesh.rank, mesh.size)
+        piece = _PIECE_BYTES // section.dtype.itemsize
+        scratch = [torch.empty(piece, dtype=section.dtype) for _ in range(_depth(expression))]
+        reduced = store.arena.flats(REDUCED_SLOT)[number]
+        operands = {source: tensors[number] for source, tensors in flats.items()}
+        for start in range(low, high, piece):
+            end = min(start + piece, high)
+            pieces = {source: tensor[start:end] for source, tensor in operands.items()}
+            out = reduced[start:end]
+            total = _sum_piece(expression, pieces, out, [buffer[: end - start] for buffer in scratch])
+            torch.div(total, divisor, out=out)
+
+
+def _sum_piece(
+    expression: Expression, pieces: dict[Source, torch.Tensor], out: torch.Tensor, scratch: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The value of the expression; in `out` unless it is an operand itself, which is never written to."""
+    if not isinstance(expression, Sum):
+        return pieces[expression]
+    left = _sum_piece(expression.left, pieces, out, scratch)
+    right = _sum_piece(expression.right, pieces, scratch[0], scratch[1:])
+    return torch.add(left, right, out=out)
+
+
+def _depth(expression: Expression) -> int:
+    """Scratch buffers that `_sum_piece` needs."""
+    if not isinstance(expression, Sum):
+        return 0
+    return max(_depth(expression.left), 1 + _depth(expression.right))
+
+
+def _sources(expression: Expression) -> list[Source]:
+    if isinstance(expression, Sum):
+        return _sources(expression.left) + _sources(expression.right)
+    return [expression]
+
+
+def _copy_other_parts(store: Store, mesh: Mesh) -> None:
+    mine = store.arena.flats(REDUCED_SLOT)
+    for rank, peer in mesh.peers.items():
+        theirs = peer.arena.flats(REDUCED_SLOT)
+        for number, section in enumerate(store.layout.sections):
+            low, high = store.layout.bounds(section, rank, mesh.size)
+            mine[number][low:high].copy_(theirs[number][low:high])
+
+
+def _check_serving(mesh: Mesh) -> None:
+    """A peer that has gone on to a newer generation may have changed what I just read: then it does not count.
+
+    Its word was cleared before its blocks changed, and is read after them (both in program order, which x86 keeps for
+    stores and for loads; elsewhere the packets in between are barriers)."""
+    if any(peer.arena.serving != mesh.number for peer in mesh.peers.values()):
+        raise Regroup
+
+
+def _compare_checksums(contributions: Sequence[Contribution], mesh: Mesh, step: int) -> None:
+    sums = [contribution.checksum for contribution in contributions]
+    given = [value for value in sums if value is not None]
+    if len(set(given)) <= 1:
+        return
+    usual = max(set(given), key=lambda value: (given.count(value), -given.index(value)))
+    others = [rank for rank, value in enumerate(sums) if value not in (None, usual)]
+    names = ", ".join(f"rank {rank} ({mesh.members[rank]})" for rank in others)
+    raise RacimoError(
+        "workers-diverged",
+        f"after step {step} the parameters of {names} differ from those of the other {mesh.size - len(others)} workers",
+        "something changes the model differently per worker: unseeded randomness, or code that asks for the rank",
+    )

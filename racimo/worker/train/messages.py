@@ -1,0 +1,113 @@
+"""What the members of a generation say to each other. One message is one packet of a `SOCK_SEQPACKET` socket."""
+
+import msgspec
+
+MAX_PACKET_BYTES = 160 * 1024
+"""Below the kernel's default send buffer (208 KiB), in which one packet must fit."""
+
+
+class _Packet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
+    pass
+
+
+class Hello(_Packet, frozen=True, kw_only=True):
+    """First packet of either side; the sender's arena (a memfd) comes with it."""
+
+    run: str
+    attempt: int
+    generation: int
+    worker: str
+    slot_bytes: int
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of the tree that the sender has computed, and where: a slot of its arena.
+
+    `used` is a bitmap of the parameters that got a gradient."""
+
+    level: int
+    index: int
+    slot: int
+    leaves: tuple[int, ...]
+    weight: float
+    weighted_loss: float
+    num_samples: int
+    used: bytes
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know about a reduced step except its gradient; the same bits on every member."""
+
+    step: int
+    generation: int
+    weight: float
+    loss: float
+    num_samples: int
+    used: bytes
+    pause: bool
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes two workers, or a checkpoint and a worker, the same run. `parameters` is a digest of names and shapes."""
+
+    micro_shards: int
+    seed: int
+    global_batch_size: int
+    dataset_size: int
+    parameters: str
+    coherence: str
+
+
+class Declare(_Packet, frozen=True, kw_only=True):
+    """Where the sender stands when a generation begins. `step`: steps committed; `fresh`: it has no state yet.
+
+    `last` describes the gradient of the step before, which the sender still holds."""
+
+    round: int
+    step: int
+    fresh: bool
+    identity: Identity
+    numerics: str
+    holdings: tuple[Holding, ...] = ()
+    last: Outcome | None = None
+
+
+class Contribution(_Packet, frozen=True, kw_only=True):
+    """The sender's blocks of this step are complete and stay untouched until every member has sent `Summed`."""
+
+    step: int
+    holdings: tuple[Holding, ...]
+    pause: bool = False
+    checksum: int | None = None
+
+
+class Summed(_Packet, frozen=True, kw_only=True):
+    """The sender's part of the gradient is in its `reduced` slot, to be copied."""
+
+    step: int
+
+
+class StateOffer(_Packet, frozen=True, kw_only=True):
+    """The whole training state in the memfd that comes with it: `skeleton_bytes` of pickle, then tensors."""
+
+    step: int
+    skeleton_bytes: int
+    size_bytes: int
+
+
+class Done(_Packet, frozen=True, kw_only=True):
+    """The sender has committed all steps and needs nothing any more."""
+
+    step: int
+
+
+class Left(_Packet, frozen=True, kw_only=True):
+    """The sender's loop was left (break, return or an exception) after this many commits."""
+
+    step: int
+
+
+Packet = Hello | Declare | Contribution | Summed | StateOffer | Done | Left
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Packet).decode

@@ -1,0 +1,212 @@
+"""`racimo.current_run()`: the run that this process is a worker of, or a run of its own outside a cluster."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from racimo.agent.protocol import Member, NewGeneration, Report, WorkerContext
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import MAX_SOCKET_PATH_BYTES
+from racimo.spec.run import CheckpointSpec
+from racimo.state.nouns import worker_id
+from racimo.worker.context import load_context
+from racimo.worker.link import AgentLink, Link, NoLink
+from racimo.worker.train import seeds
+from racimo.worker.train.batches import Batches
+from racimo.worker.train.checkpoint import Shelf
+from racimo.worker.train.crew import Crew
+from racimo.worker.train.refuse import refuse_what_cannot_be_kept
+from racimo.worker.train.saver import Place, Saver
+from racimo.worker.train.state import Stateful, Trained, hash_state
+from racimo.worker.train.steps import Step, misused, steps
+from racimo.worker.train.telemetry import Telemetry
+from racimo.worker.train.tree import default_micro_shards
+
+CHECK_EVERY_STEPS = 50
+MOST_MICRO_SHARDS = 1024
+"""Beyond this the descriptions of micro-shards no longer fit into one packet between peers."""
+LOCAL_RUN = "local"
+
+_current: "Run | None" = None
+
+
+def current_run() -> "Run":
+    """The run of this process. The first call outside a cluster seeds torch, numpy and `random` as a worker's are."""
+    global _current
+    if _current is None:
+        _current = Run(load_context())
+    return _current
+
+
+class Run:
+    """What user code sees of its run."""
+
+    def __init__(self, context: WorkerContext | None) -> None:
+        self._context = context
+        self.id = context.run if context else LOCAL_RUN
+        self.attempt = context.attempt if context else 1
+        self._seat = (context.rank, context.world_size) if context else (0, 1)
+        self.output_dir = Path(context.output_dir if context else os.environ.get("RACIMO_OUTPUT_DIR", "."))
+        self.seed = context.seed if context else 0
+        self._link: Link = AgentLink(context) if context else NoLink(_alone(worker_id(LOCAL_RUN, 1, 0)))
+        self._crew: Crew | None = None
+        self._loops = 0
+        self._running = False
+        self._step = 0
+        seeds.seed_all(self.seed)
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among those of the present (after the loop: the last) generation; 0 is always somebody's.
+
+        It changes when workers die or join. Before `steps` it is the place in the attempt as first planned."""
+        return self._now[0]
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the present generation."""
+        return self._now[1]
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        seat = self._crew.seat if self._crew is not None else self._seat
+        return seat if seat[1] else self._seat
+
+    def steps(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        until: int,
+        *,
+        state: Mapping[str, Stateful] | None = None,
+        coherence: str = "exact",
+        check_every: int = CHECK_EVERY_STEPS,
+        checkpoint: CheckpointSpec | None = None,
+        resume_from: str = "",
+    ) -> Iterator[Step]:
+        """The loop that trains: yields `Step`s until the run has committed `until` of them.
+
+        `state` holds whatever else has `state_dict` and `load_state_dict`. `coherence="exact"` gives the same bits on
+        any number of workers; with `"fast"` every sample still counts once. `check_every`: steps between comparisons
+        of the weights across workers, 0 for never. `checkpoint` replaces what the run was submitted with (outside a
+        cluster there is none otherwise). `resume_from` names a checkpoint, or a folder of some, of another run.
+
+        Raises `RacimoError` at the first step: see the codes under "Training" in docs/errors.md.
+        """
+        if coherence not in ("exact", "fast"):
+            raise misused(f'coherence is "exact" or "fast", not {coherence!r}')
+        if not isinstance(batches, Batches):
+            raise misused(f"run.steps takes racimo.Batches as its third argument, not a {type(batches).__name__}")
+        if self._running:
+            raise misused("run.steps was begun inside another loop over run.steps")
+        if self._loops and self._context:
+            raise misused("a worker goes through run.steps once; a second loop is another run")
+        refuse_what_cannot_be_kept(model, optimizer, state or {}, coherence == "exact")
+        micro_shards = self._micro_shards(batches)
+        trained = Trained(model, optimizer, dict(state or {}))
+        return self._loop(
+            trained, batches, until, micro_shards, coherence == "exact", check_every, checkpoint, resume_from
+        )
+
+    def _loop(
+        self,
+        trained: Trained,
+        batches: Batches,
+        until: int,
+        micro_shards: int,
+        exact: bool,
+        check_every: int,
+        checkpoint: CheckpointSpec | None,
+        resume_from: str,
+    ) -> Iterator[Step]:
+        self._running = True
+        self._loops += 1
+        context = self._context
+        worker = context.worker if context else worker_id(LOCAL_RUN, 1, 0)
+        place = self._place(checkpoint, resume_from)
+        shelf = Shelf(place.root) if place.spec is not None else None
+        crew: Crew | None = None
+
+        def say(text: str) -> None:
+            assert crew is not None
+            crew.say(text)
+
+        crew = Crew(
+            worker=worker,
+            link=self._link,
+            listener_path=_listener_path(context) if context else None,
+            trained=trained,
+            batches=batches,
+            until=until,
+            micro_shards=micro_shards,
+            exact=exact,
+            check_every=check_every,
+            telemetry=Telemetry(worker, self._link, context.directory if context else "", until),
+            saver=Saver(place.spec, shelf, self.id, self._link, say),
+            place=place,
+        )
+        self._crew = crew
+        try:
+            yield from steps(crew, until)
+        finally:
+            self._step = crew.step
+            self._seat = crew.seat
+            self._crew = None
+            self._running = False
+
+    def report(self, step: int | None = None, **values: float) -> None:
+        """Records numbers under their names at the present step (or the given one). Any worker may call it, or none:
+        the first value of each step and name counts. Never waits."""
+        if step is None:
+            step = self._crew.step if self._crew is not None else self._step
+        self._link.tell(Report(step=step, values={name: float(value) for name, value in values.items()}))
+
+    def state_hash(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        state: Mapping[str, Stateful] | None = None,
+    ) -> str:
+        """SHA-256 over weights, optimizer and other state; see `racimo.hash_state`."""
+        return hash_state(model, optimizer, state)
+
+    def close(self) -> None:
+        """Sends what is still to be sent to the agent, for a bounded time. The worker's bootstrap calls it."""
+        self._link.close()
+
+    def _micro_shards(self, batches: Batches) -> int:
+        most = self._context.most if self._context else 1
+        micro_shards = batches.micro_shards or default_micro_shards(most)
+        if micro_shards > MOST_MICRO_SHARDS:
+            raise misused(f"micro_shards is at most {MOST_MICRO_SHARDS}, not {micro_shards}")
+        if most > micro_shards:
+            raise RacimoError(
+                "too-many-workers",
+                f"{most} workers share {micro_shards} micro-shards per step: some would have nothing to do",
+                f"use Batches(..., micro_shards={default_micro_shards(most)}), or at most {micro_shards} workers",
+            )
+        return micro_shards
+
+    def _place(self, checkpoint: CheckpointSpec | None, resume_from: str) -> Place:
+        spec = checkpoint or (self._context.checkpoint if self._context else None)
+        root = str(self.output_dir / "checkpoints")
+        if spec is not None and spec.to:
+            root = f"{spec.to.rstrip('/')}/{self.id}" if self._context else spec.to
+        return Place(spec, root, resume_from)
+
+
+def _alone(worker: str) -> NewGeneration:
+    return NewGeneration(attempt=1, number=1, members=(Member(worker=worker, address=""),), reason="not in a cluster")
+
+
+def _listener_path(context: WorkerContext) -> Path:
+    """In the worker's own folder; beside the agent's socket where that path would be too long for a socket."""
+    path = Path(context.directory) / "peer.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(context.worker.encode()).hexdigest()[:8]
+    return Path(context.agent_socket).parent / f"p-{digest}"

@@ -1,0 +1,110 @@
+"""When checkpoints are written, and by whom: rank 0 of the generation, in a thread, from a copy taken at the boundary.
+
+The copy is whole before the next step begins, so a checkpoint never holds values of a later optimizer step
+(pytorch#144657). One is written at a time; what falls due meanwhile waits for the next boundary.
+"""
+
+import errno
+import threading
+import time
+
+import msgspec
+
+from racimo.agent.protocol import CheckpointSaved
+from racimo.spec.errors import RacimoError
+from racimo.spec.run import CheckpointSpec
+from racimo.worker.link import Link
+from racimo.worker.train import faults
+from racimo.worker.train.checkpoint import Say, Shelf
+from racimo.worker.train.messages import Identity
+from racimo.worker.train.state import StateTree, Trained, copy_to_host
+
+
+class Saver:
+    """Writes the run's checkpoints. `spec` None: none are written."""
+
+    def __init__(self, spec: CheckpointSpec | None, shelf: Shelf | None, run: str, link: Link, say: Say) -> None:
+        self.shelf = shelf
+        self._spec = spec
+        self._run = run
+        self._link = link
+        self._say = say
+        self._thread: threading.Thread | None = None
+        self._last_step = 0
+        self._last_at_s = time.monotonic()
+        self._failed: OSError | None = None
+
+    def begin_at(self, step: int) -> None:
+        """There is a checkpoint of this step, or nothing to save yet."""
+        self._last_step = step
+
+    def due(self, step: int) -> bool:
+        if self._spec is None or step <= self._last_step or (self._thread is not None and self._thread.is_alive()):
+            return False
+        if self._spec.every_steps is not None:
+            return step // self._spec.every_steps > self._last_step // self._spec.every_steps
+        assert self._spec.every_s is not None
+        return time.monotonic() - self._last_at_s >= self._spec.every_s
+
+    def save(self, step: int, identity: Identity, trained: Trained) -> None:
+        """Copies the state now and writes it in the background; a failure is said, and training goes on."""
+        self.wait()
+        tree = copy_to_host(trained.capture())
+        self._last_step, self._last_at_s = step, time.monotonic()
+        self._thread = threading.Thread(
+            target=self._write, args=(step, identity, tree), name="racimo-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def save_last(self, step: int, identity: Identity, trained: Trained) -> None:
+        """Writes the state before returning. Raises `disk-full` or `checkpoint-failed` if it cannot be had."""
+        if self._spec is None:
+            return
+        self.wait()
+        if step > self._last_step or self._failed is not None:
+            self._last_step = step
+            self._write(step, identity, trained.capture())
+        if self._failed is not None:
+            error = self._failed
+            code = "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "checkpoint-failed"
+            assert self.shelf is not None
+            raise RacimoError(
+                code,
+                f"the checkpoint of step {step} could not be written to {self.shelf.root}: {error.strerror or error}",
+                f"make room, or set checkpoint.to to another place; look with: df -h {self.shelf.root}",
+            )
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, step: int, identity: Identity, tree: StateTree) -> None:
+        assert self._spec is not None and self.shelf is not None
+        faults.point("saving", step)
+        try:
+            size = self.shelf.save(step, self._run, identity, tree)
+            self.shelf.prune(self._spec.keep)
+        except OSError as error:
+            self._failed = error
+            self._say(f"the checkpoint of step {step} could not be written, training goes on: {error}")
+            return
+        self._failed = None
+        self._link.tell(CheckpointSaved(step=step, path=self.shelf.path(step), size_bytes=size))
+
+
+def checkpoint_mismatch(path: str, difference: str) -> RacimoError:
+    return RacimoError(
+        "checkpoint-mismatch",
+        f"the checkpoint {path} is of another run: {difference}",
+        "train with the same settings as the checkpoint, or without resume_from",
+    )
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a run keeps its checkpoints and how often it writes them; `resume_from` names another run's."""
+
+    spec: CheckpointSpec | None
+    root: str
+    resume_from: str = ""

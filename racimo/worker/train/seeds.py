@@ -1,0 +1,37 @@
+"""Seeds derived from what a random number is for, so that they depend on the step and never on the worker."""
+
+import hashlib
+import random
+
+import numpy
+import torch
+
+State = tuple[torch.Tensor, list[torch.Tensor], object, dict[str, object]]
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed from its parts; different parts give unrelated seeds."""
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Seeds torch (CPU and CUDA), numpy and `random`."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed & 0xFFFF_FFFF)
+    random.seed(seed)
+
+
+def capture() -> State:
+    """The generators' states, to be given to `restore`."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state(legacy=False)  # type: ignore[return-value]
+
+
+def restore(state: State) -> None:
+    cpu, cuda, python, numpy_state = state
+    torch.set_rng_state(cpu)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+    random.setstate(python)  # type: ignore[arg-type]
+    numpy.random.set_state(numpy_state)

@@ -1,0 +1,101 @@
+"""What a worker tells about itself: phases to its agent, one line per commit to `steps.jsonl`."""
+
+import json
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import TextIO
+
+from racimo.agent.protocol import Progress
+from racimo.worker.link import Link
+from racimo.worker.train.messages import Outcome
+
+SEND_EVERY_S = 0.1
+"""Progress goes out at most this often, unless what it says matters to somebody now (waiting, a slow step)."""
+_REMEMBERED_STEPS = 20
+
+
+class Telemetry:
+    def __init__(self, worker: str, link: Link, directory: str, until: int) -> None:
+        self._worker = worker
+        self._link = link
+        self._until = until
+        self._directory = directory
+        self._file: TextIO | None = None
+        if directory:
+            self._file = (Path(directory) / "steps.jsonl").open("a", encoding="utf-8")
+        self._phase_number = 0
+        self._step = 0
+        self._generation = 0
+        self._loss: float | None = None
+        self._sent_at_s = 0.0
+        self._committed_at_s: float | None = None
+        self._durations_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+        self._samples = 0
+        self._tokens: float | None = None
+
+    def phase(self, name: str, *, waits_for: tuple[int, ...] = (), generation: int | None = None) -> None:
+        """A change of phase, or of whom it waits for. Cheap: most are not sent."""
+        self._phase_number += 1
+        if generation is not None:
+            self._generation = generation
+        now_s = time.monotonic()
+        if now_s - self._sent_at_s < SEND_EVERY_S and name not in ("wait", "done", "checkpoint"):
+            return
+        self._sent_at_s = now_s
+        step_s = statistics.median(self._durations_s) if self._durations_s else None
+        self._link.progress(
+            Progress(
+                worker=self._worker,
+                generation=self._generation,
+                step=self._step,
+                until=self._until,
+                phase=name,
+                phase_number=self._phase_number,
+                waits_for=waits_for,
+                loss=self._loss,
+                step_s=step_s,
+                samples_per_s=self._samples / step_s if step_s else None,
+                tokens_per_s=self._tokens / step_s if step_s and self._tokens else None,
+            )
+        )
+
+    def resumed(self, step: int) -> None:
+        self._step = step
+
+    def committed(self, outcome: Outcome, shards: list[int], tokens: float | None) -> None:
+        """One line: `shards` are those this worker contributed in `generation`, in which the step was reduced.
+
+        Should a step ever have lines of two generations (its only committer died), those of the newer one count."""
+        now_s = time.monotonic()
+        self._step = outcome.step
+        self._loss = outcome.loss
+        self._samples, self._tokens = outcome.num_samples, tokens
+        if self._committed_at_s is not None:
+            self._durations_s.append(now_s - self._committed_at_s)
+        self._committed_at_s = now_s
+        if self._file is not None:
+            line = {
+                "step": outcome.step,
+                "generation": outcome.generation,
+                "t": now_s,
+                "shards": shards,
+                "loss": outcome.loss,
+            }
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def committed_before(self) -> int:
+        """Steps that earlier attempts of this run committed on this node, as their files say."""
+        if not self._directory:
+            return 0
+        newest = 0
+        for file in Path(self._directory).parent.parent.glob("*/*/steps.jsonl"):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            newest = max([newest, *(json.loads(line)["step"] for line in lines if line.endswith("}"))])
+        return newest
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
