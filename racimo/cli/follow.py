@@ -134,7 +134,8 @@ def finish(view: RunView, *, as_json: bool, quiet: bool) -> int:
         return ExitCode.OK
     if view.failure is not None:
         print("\n".join(failure_lines(view.failure)), file=sys.stderr)
-    reason = f": {view.reason.text}" if view.reason is not None else ""
+    told = view.failure is not None and view.reason is not None and view.reason.text.startswith(view.failure.message)
+    reason = f": {view.reason.text}" if view.reason is not None and not told else ""
     talk(f"{view.id} {view.status}{reason}")
     return ExitCode.RUN_FAILED
 

@@ -133,7 +133,7 @@ def exit_words(exit: Exit) -> str:
 def failure_lines(failure: Failure) -> list[str]:
     """The first failing rank's traceback first, then what it was, the others counted, and what to do."""
     lines = failure.traceback.rstrip("\n").split("\n") if failure.traceback else []
-    who = f"rank {failure.rank}: " if failure.rank is not None and not _says_rank(failure) else ""
+    who = f"rank {failure.rank}: " if failure.rank is not None and not _says_who(failure) else ""
     lines.append(f"{who}{failure.message} [{failure.code}]")
     if failure.others:
         verb = "other" if failure.others == 1 else "others"
@@ -141,8 +141,8 @@ def failure_lines(failure: Failure) -> list[str]:
     return lines + [f"  {line}" for line in failure.hint.splitlines()]
 
 
-def _says_rank(failure: Failure) -> bool:
-    return f"rank {failure.rank}" in failure.message
+def _says_who(failure: Failure) -> bool:
+    return f"rank {failure.rank}" in failure.message or failure.message.startswith("worker ")
 
 
 def reason_lines(reason: Reason) -> list[str]:

@@ -119,8 +119,7 @@ def _submit(args: argparse.Namespace) -> int:
     from racimo.client.prepare import prepare
 
     prepared = prepare(spec, root)  # before a cluster is even looked for: what is wrong here is said at once
-    from racimo.client.api import Client
-    from racimo.client.snapshot import DEFAULT_MAX_UPLOAD_BYTES
+    from racimo.client.api import DEFAULT_MAX_UPLOAD_BYTES, Client
 
     say = (lambda text: None) if args.quiet else talk
     with Client(say=say) as client:

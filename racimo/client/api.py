@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
@@ -13,11 +13,8 @@ import msgspec
 
 from racimo.client import streams
 from racimo.client.discovery import Finder
-from racimo.client.hash_cache import HashCache
-from racimo.client.prepare import Prepared, prepare
 from racimo.client.say import Say, to_stderr
 from racimo.client.session import Session
-from racimo.client.snapshot import DEFAULT_MAX_UPLOAD_BYTES, hash_files, read_blob, scan, skipped_words
 from racimo.control.views import (
     ClusterView,
     ExecExitView,
@@ -42,6 +39,10 @@ from racimo.spec.run import RunSpec
 from racimo.state.events import Record
 from racimo.state.nouns import ENDED, Exit, Reason
 
+if TYPE_CHECKING:
+    from racimo.client.prepare import Prepared
+
+DEFAULT_MAX_UPLOAD_BYTES = 512 * 10**6
 WAIT_SLICE_S = 20.0
 """How long one request of `wait` may take."""
 
@@ -86,9 +87,11 @@ class Client:
         self, spec: RunSpec, root: str | Path | None = None, *, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES
     ) -> RunView:
         """Checks the spec, sends the files that the cluster lacks, and submits. `root`: where its paths begin."""
+        from racimo.client.prepare import prepare
+
         return self.submit_prepared(prepare(spec, None if root is None else Path(root)), max_upload_bytes)
 
-    def submit_prepared(self, prepared: Prepared, max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> RunView:
+    def submit_prepared(self, prepared: "Prepared", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> RunView:
         spec = prepared.spec
         if prepared.folder is not None:
             if prepared.moved:
@@ -100,6 +103,9 @@ class Client:
 
     def upload(self, folder: Path, *, needs: str = "", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> str:
         """Sends a folder's files by content; the snapshot's id. `needs`: a path that must be among them."""
+        from racimo.client.hash_cache import HashCache
+        from racimo.client.snapshot import hash_files, read_blob, scan, skipped_words
+
         found = scan(folder, max_bytes=max_upload_bytes, home=self._finder.home.root)
         if needs and needs not in {file.path for file in found.files}:
             raise RacimoError("file-missing", f"{needs} is among the files that .racimoignore leaves out of {folder}")

@@ -10,9 +10,9 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import pathspec
 
 from racimo.agent.protocol import FileEntry
 from racimo.client.hash_cache import HashCache
@@ -20,9 +20,11 @@ from racimo.control.snapshots import MAX_BLOB_BYTES
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import format_size
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
 IGNORE_FILE = ".racimoignore"
 ALWAYS_LEFT_OUT = frozenset({".git", "__pycache__"})
-DEFAULT_MAX_UPLOAD_BYTES = 512 * 10**6
 MAX_FILES = 15_000
 """What one request of the API has room for."""
 NAMED_FOLDERS = 5
@@ -56,7 +58,7 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 class _Ignored:
     """The `.racimoignore` files from the root down to one folder; a deeper one has the last word, as in git."""
 
-    def __init__(self, rules: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()) -> None:
+    def __init__(self, rules: tuple[tuple[str, "GitIgnoreSpec"], ...] = ()) -> None:
         self._rules = rules
 
     def below(self, folder: Path, prefix: str) -> "_Ignored":
@@ -67,7 +69,9 @@ class _Ignored:
         except (OSError, UnicodeDecodeError) as error:
             raise RacimoError("file-unreadable", f"cannot read {folder / IGNORE_FILE}: {error}") from None
         try:
-            spec = pathspec.GitIgnoreSpec.from_lines(lines)
+            from pathspec import GitIgnoreSpec
+
+            spec = GitIgnoreSpec.from_lines(lines)
         except ValueError as error:
             raise RacimoError("invalid-spec", f"{folder / IGNORE_FILE}: {error}") from None
         return _Ignored((*self._rules, (prefix, spec)))
@@ -81,7 +85,7 @@ class _Ignored:
         return False
 
 
-def scan(root: Path, *, max_bytes: int = DEFAULT_MAX_UPLOAD_BYTES, home: Path | None = None) -> Scan:
+def scan(root: Path, *, max_bytes: int, home: Path | None = None) -> Scan:
     """Walks `root`. Raises `upload-too-large`, naming the largest folders, and `file-unreadable`."""
     if not root.is_dir():
         code = "file-unreadable" if root.exists() else "file-missing"

@@ -148,6 +148,9 @@ CLUSTER = ClusterView(
 )
 
 _WHY = Reason(code="planned", text="first in the queue, 2 devices free")
+_HEALED = Reason(code="healed", text="worker 1 was killed")
+_SCALED = Reason(code="scaled", text="asked for")
+_OVER = Reason(code="failed", text="no retries left")
 EVENTS = tuple(
     Record(seq=number, at_s=float(number), wall_s=1_700_000_000.0 + number, event=event)
     for number, event in enumerate(
@@ -169,15 +172,11 @@ EVENTS = tuple(
                 attempt=1,
                 number=2,
                 members=(0, 2),
-                reason=Reason(code="healed", text="worker 1 was killed"),
+                reason=_HEALED,
             ),
             ScaleRequested(run="gpt-3", least=1, most=2),
-            WorkersLeaving(
-                run="gpt-3", attempt=1, indices=(2,), how="release", reason=Reason(code="scaled", text="asked for")
-            ),
-            RunEnded(
-                run="gpt-3", status="failed", reason=Reason(code="failed", text="no retries left"), failure=FAILURE
-            ),
+            WorkersLeaving(run="gpt-3", attempt=1, indices=(2,), how="release", reason=_SCALED),
+            RunEnded(run="gpt-3", status="failed", reason=_OVER, failure=FAILURE),
         )
     )
 )

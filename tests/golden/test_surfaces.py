@@ -76,4 +76,4 @@ def test_every_error_code_has_its_section_with_the_right_numbers() -> None:
 
 def test_every_section_says_what_to_do() -> None:
     for section in ERRORS_PAGE.read_text().split("\n## ")[1:]:
-        assert len(section.split("\n", 1)[1].split()) > 20, section.split("\n")[0]
+        assert len(section.split("\n", 1)[1].split()) > 12, section.split("\n")[0]
