@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -161,15 +162,12 @@ class Api:
 
     async def runs(self, exchange: Exchange) -> None:
         limit = int(exchange.number("limit", 50, 1, MAX_LISTED_RUNS))
-        state = self.core.state
-        shown: list[Run] = []
-        for run in reversed(list(state.runs.values())):
-            if len(shown) >= limit and not exchange.flag("all"):
-                break
-            shown.append(run)
+        if exchange.flag("all"):
+            limit = MAX_LISTED_RUNS
+        shown = list(itertools.islice(reversed(self.core.state.runs.values()), limit))
         if any(run.spec.kind == "train" and not run.ended for run in shown):
             await self._board.refresh()
-        await exchange.answer([self._view(run, with_workers=False) for run in shown[:MAX_LISTED_RUNS]])
+        await exchange.answer([self._view(run, with_workers=False) for run in shown])
 
     async def run(self, exchange: Exchange) -> None:
         run = self._run(exchange)
