@@ -65,6 +65,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """`-o, --output {text,json}`, as newer versions of Python have it."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        metavar = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {metavar}"
+
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """`-o json`, everywhere data comes out."""

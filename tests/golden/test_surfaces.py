@@ -61,9 +61,8 @@ def test_the_names_that_import_racimo_gives(golden: Golden) -> None:
 
 def test_the_methods_of_the_client(golden: Golden) -> None:
     public = {name: value for name, value in vars(Client).items() if callable(value) and not name.startswith("_")}
-    golden(
-        "client-methods.txt", "\n".join(f"{name}{inspect.signature(value)}" for name, value in sorted(public.items()))
-    )
+    lines = [f"{name}({', '.join(inspect.signature(value).parameters)})" for name, value in sorted(public.items())]
+    golden("client-methods.txt", "\n".join(lines))
 
 
 def test_every_error_code_has_its_section_with_the_right_numbers() -> None:

@@ -1,0 +1,181 @@
+"""Which files belong to a run, how big they are, and sending by content."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from racimo.client import snapshot
+from racimo.client.hash_cache import HashCache
+from racimo.client.snapshot import hash_files, read_blob, scan
+from racimo.spec.errors import RacimoError
+
+LIMIT_BYTES = 10**6
+
+
+def write(root: Path, *names: str, size: int = 3) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * size)
+
+
+def paths(root: Path, **settings: object) -> list[str]:
+    return [file.path for file in scan(root, max_bytes=LIMIT_BYTES, **settings).files]  # type: ignore[arg-type]
+
+
+def test_git_virtual_environments_and_caches_stay_here(tmp_path: Path) -> None:
+    write(
+        tmp_path, "train.py", ".git/objects/a", "pkg/__pycache__/m.pyc", "pkg/m.py", "venv/pyvenv.cfg", "venv/lib/x.py"
+    )
+    assert paths(tmp_path) == ["pkg/m.py", "train.py"]
+
+
+def test_the_clusters_own_home_stays_here(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "home/control/journal.db")
+    assert paths(tmp_path, home=tmp_path / "home") == ["a.py"]
+
+
+def test_racimoignore_speaks_gitignore(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "a.log",
+        "keep.log",
+        "data/big.bin",
+        "sub/data/big.bin",
+        "sub/b.log",
+        "sub/c.txt",
+        "build/x",
+        "s/build/y",
+    )
+    (tmp_path / ".racimoignore").write_text("*.log\n!keep.log\ndata/\n/build\n# a comment\n")
+    assert paths(tmp_path) == ["keep.log", "s/build/y", "sub/c.txt"]
+
+
+def test_a_deeper_racimoignore_has_the_last_word(tmp_path: Path) -> None:
+    write(tmp_path, "a.log", "sub/b.log", "sub/c.log")
+    (tmp_path / ".racimoignore").write_text("*.log\n")
+    (tmp_path / "sub" / ".racimoignore").write_text("!b.log\n")
+    assert paths(tmp_path) == ["sub/b.log"]
+
+
+def test_links_inside_are_kept_as_what_they_lead_to_and_others_named(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    write(root, "pkg/m.py")
+    write(outside, "secret")
+    (root / "link.py").symlink_to("pkg/m.py")
+    (root / "linked_pkg").symlink_to("pkg")
+    (root / "out").symlink_to(outside)
+    (root / "gone").symlink_to("nowhere")
+    (root / "pkg" / "up").symlink_to("..")
+    found = scan(root, max_bytes=LIMIT_BYTES)
+    assert [file.path for file in found.files] == ["link.py", "linked_pkg/m.py", "pkg/m.py"]
+    assert sorted(words.split(" ")[0] for words in found.skipped) == ["gone", "linked_pkg/up", "out", "pkg/up"]
+    assert "out of the folder" in snapshot.skipped_words(found)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    os.mkfifo(tmp_path / "pipe")
+    found = scan(tmp_path, max_bytes=LIMIT_BYTES)
+    assert [file.path for file in found.files] == ["a"]
+    assert found.skipped == ("pipe (not a file)",)
+
+
+def test_too_much_is_refused_with_the_largest_folders_named(tmp_path: Path) -> None:
+    """ray#45602, ray#22043: an upload limit is hit and nothing says what the bulk was."""
+    write(tmp_path, "data/one", "data/two", size=600_000)
+    write(tmp_path, "checkpoints/last", size=300_000)
+    write(tmp_path, "train.py")
+    with pytest.raises(RacimoError) as caught:
+        scan(tmp_path, max_bytes=LIMIT_BYTES)
+    assert caught.value.code == "upload-too-large"
+    assert "1.5 MB in 4 files, more than 1.0 MB; the largest: data/ 1.2 MB, checkpoints/ 300 kB" in caught.value.message
+    assert ".racimoignore" in caught.value.hint and "--max-upload 1.7MB" in caught.value.hint
+
+
+def test_too_many_files_are_refused_with_the_fullest_folders_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_FILES", 3)
+    write(tmp_path, "a", "many/1", "many/2", "many/3")
+    with pytest.raises(RacimoError, match="4 files, more than 3: many/ 3 files, a 1 files"):
+        scan(tmp_path, max_bytes=LIMIT_BYTES)
+
+
+def test_a_file_too_large_for_one_blob_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MAX_BLOB_BYTES", 10)
+    write(tmp_path, "weights.bin", size=11)
+    with pytest.raises(RacimoError, match="weights.bin has 11 B; a single file has at most 10 B"):
+        scan(tmp_path, max_bytes=LIMIT_BYTES)
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "file")
+    for name, code in (("nowhere", "file-missing"), ("file", "file-unreadable")):
+        with pytest.raises(RacimoError) as caught:
+            scan(tmp_path / name, max_bytes=LIMIT_BYTES)
+        assert caught.value.code == code
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a")
+    found = scan(tmp_path, max_bytes=LIMIT_BYTES)
+    (tmp_path / "a").unlink()
+    with pytest.raises(RacimoError) as caught:
+        hash_files(found, HashCache(None, tmp_path))
+    assert caught.value.code == "file-unreadable" and str(tmp_path / "a") in caught.value.message
+
+
+def test_mode_size_and_content_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "run.sh")
+    (tmp_path / "run.sh").chmod(0o755)
+    (entry,) = hash_files(scan(tmp_path, max_bytes=LIMIT_BYTES), HashCache(None, tmp_path))
+    assert (entry.path, entry.mode, entry.size_bytes) == ("run.sh", 0o755, 3)
+    assert entry.sha256 == "cd2eb0837c9b4c962c22d2ff8b5441b7b45805887f051d39bf133b583baf6860"
+
+
+def age(path: Path) -> None:
+    old_s = path.stat().st_mtime - 60
+    os.utime(path, (old_s, old_s))
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    write(root, "a", "b")
+    age(root / "a"), age(root / "b")
+    hash_files(scan(root, max_bytes=LIMIT_BYTES), HashCache(tmp_path / "cache", root))
+    (root / "b").write_bytes(b"other")
+    hashed: list[str] = []
+    original = snapshot._hash
+    monkeypatch.setattr(snapshot, "_hash", lambda path: hashed.append(path.name) or original(path))
+    hash_files(scan(root, max_bytes=LIMIT_BYTES), HashCache(tmp_path / "cache", root))
+    assert hashed == ["b"]
+
+
+def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
+    """It could change again without its modification time moving on."""
+    root = tmp_path / "root"
+    write(root, "a")
+    hash_files(scan(root, max_bytes=LIMIT_BYTES), HashCache(tmp_path / "cache", root))
+    status = (root / "a").stat()
+    cache = HashCache(tmp_path / "cache", root)
+    assert cache.get("a", status.st_size, status.st_mtime_ns, status.st_ino) is None
+
+
+def test_a_damaged_cache_only_costs_time(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write(root, "a")
+    age(root / "a")
+    hash_files(scan(root, max_bytes=LIMIT_BYTES), HashCache(tmp_path / "cache", root))
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(b"{torn")
+    assert len(hash_files(scan(root, max_bytes=LIMIT_BYTES), HashCache(tmp_path / "cache", root))) == 1
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    found = scan(tmp_path, max_bytes=LIMIT_BYTES)
+    (entry,) = hash_files(found, HashCache(None, tmp_path))
+    (tmp_path / "a").write_bytes(b"later")
+    with pytest.raises(RacimoError, match="changed while it was being sent"):
+        read_blob(found.files[0], entry.sha256)
