@@ -14,7 +14,7 @@ from racimo.spec.errors import RacimoError
 from racimo.state.nouns import ENDED
 
 LIMIT_S = 150.0
-STEPS = 60
+STEPS = 96
 SIZES = (1, 2, 3, 5, 7)
 KILLS = 20
 RESIZES = 4
@@ -25,7 +25,7 @@ MOST_EXCHANGE_S = 0.006
 
 def run() -> list[Row]:
     deadline = Deadline(340)
-    steps, kills, seeds = (24, 4, 2) if quick() else (STEPS, KILLS, 10)
+    steps, kills, seeds = (40, 6, 2) if quick() else (STEPS, KILLS, 10)
     sizes = (1, 3) if quick() else SIZES
     with scratch("bits") as folder:
         code = copy_jobs(folder)
@@ -74,9 +74,9 @@ def undisturbed(cluster: Cluster, code: Path, workers: int, steps: int, seed: in
 
 
 def disturbed(cluster: Cluster, code: Path, seed: int, steps: int, kills: int) -> dict[str, Any]:
-    """The same run on 1 to 3 workers, with seeded kills from within and resizes from outside."""
+    """The same run on 1 to 4 workers, with seeded kills from within and resizes from outside."""
     random_source = random.Random(seed)
-    kill_steps = sorted(random_source.randint(2, steps - 4) for _ in range(kills))
+    kill_steps = sorted(random_source.randint(2, steps * 3 // 4) for _ in range(kills))
     schedule = [
         {
             "step": step,
@@ -87,11 +87,11 @@ def disturbed(cluster: Cluster, code: Path, seed: int, steps: int, kills: int) -
         for step in kill_steps
     ]
     resize_steps = sorted(random_source.sample(range(3, steps - 3), RESIZES))
-    job = cluster.submit(code, pinned(steps), "1..3", kills=schedule, name=f"bits-{seed}")
+    job = cluster.submit(code, pinned(steps), "1..4", kills=schedule, name=f"bits-{seed}")
     resizes = 0
     for step in resize_steps:
         job.wait_commits(step, LIMIT_S)
-        resizes += resize(cluster, job, random_source.choice(("2", "1..2", "2..3", "1..3", "3")))
+        resizes += resize(cluster, job, random_source.choice(("2", "3", "1..3", "2..4", "1..4")))
     job.wait(LIMIT_S)
     claims = [json.loads(path.read_text()) for path in sorted(job.out.glob("kill-*.json"))]
     commits = job.commits()

@@ -26,12 +26,12 @@ class Faults:
         self._step, self._due = step, None
         while self._next < len(self._kills) and self._claim_path(self._next).exists():
             self._next += 1
-        if self._next == len(self._kills) or self._run.world_size < 2:
+        if self._next == len(self._kills) or self._run.num_workers < 2:
             return
         if self._next and json.loads(self._claim_path(self._next - 1).read_text() or "{}").get("step", step) >= step:
             return  # its victim died in this very step: the group is not whole yet
         kill = self._kills[self._next]
-        if step >= kill["step"] and self._run.rank == kill["rank"] % self._run.world_size:
+        if step >= kill["step"] and self._run.rank == kill["rank"] % self._run.num_workers:
             self._due = kill
 
     def computing(self) -> None:
