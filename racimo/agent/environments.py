@@ -1,4 +1,4 @@
-"""`env:` requirement lists, built once per node and content, into virtual environments that share the cluster's torch."""
+"""`env:` requirement lists, built once per node and content; the environments share the cluster's torch."""
 
 import asyncio
 import fcntl

@@ -26,7 +26,7 @@ COMMAND_NOT_FOUND = 127
 COMMAND_NOT_EXECUTABLE = 126
 _ERRNO = struct.Struct("i")
 
-# A signal to the group is for the command. Python's own handlers (not SIG_IGN) go back to the default in an exec.
+# A signal to the group is for the command: the shim keeps them blocked.
 _FOR_THE_COMMAND = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -37,8 +37,7 @@ def main(launch: Launch) -> NoReturn:
     kills_before = oom_kills()
     directory = Path(launch.directory)
     set_child_subreaper()
-    for number in _FOR_THE_COMMAND:
-        signal.signal(number, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_COMMAND)
     pid, exec_errno = _fork_command(launch)
     _, status = os.waitpid(pid, 0)
     held_s = time.monotonic() - started_s
@@ -56,19 +55,23 @@ def _fork_command(launch: Launch) -> tuple[int, int]:
     """(pid, 0), or (pid, errno) if the command could not be executed."""
     shim = os.getpid()
     read_end, write_end = os.pipe()
+    came_early = signal.sigpending()
     pid = os.fork()
     if pid == 0:
         code = COMMAND_NOT_FOUND
         try:
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() == shim:
-                for number in _IGNORED_BY_PYTHON:
+                for number in (*_IGNORED_BY_PYTHON, *_FOR_THE_COMMAND):
                     signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_COMMAND)
                 os.execvpe(launch.command[0], list(launch.command), launch.environment)
         except OSError as error:
             os.write(write_end, _ERRNO.pack(error.errno or -1))
         finally:
             os._exit(code)
+    for number in came_early:
+        os.kill(pid, number)
     os.close(write_end)
     answer = os.read(read_end, _ERRNO.size)
     os.close(read_end)

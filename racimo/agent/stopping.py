@@ -14,7 +14,9 @@ def signal_worker(entry: Entry, number: int) -> None:
     if entry.record is None or not processes.is_alive(entry.record):
         return
     entry.killed_by_us = entry.killed_by_us or number == signal.SIGKILL
-    processes.signal_group(entry.record.pid, number)
+    if not processes.signal_group(entry.record.pid, number):
+        # Forked a moment ago and not yet in a group of its own.
+        processes.kill_quietly(entry.record.pid, number)
 
 
 def stop_worker(entry: Entry, message: StopWorker) -> None:

@@ -20,6 +20,7 @@ from racimo.agent.protocol import StartReply, StartWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
+from racimo.agent.stopping import signal_worker, terminate
 from racimo.agent.zygotes import Zygotes
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -29,6 +30,8 @@ from racimo.state.nouns import Exit, Failure, Node, parse_worker_id
 REAP_WAIT_S = 2.0
 """How long a zygote may take to clean up after a worker before the agent does it itself."""
 SPOOL_RETRY_S = 1.0
+EXEC_GRACE_S = 2.0
+"""An `exec` command ends with the worker that it runs beside."""
 MAX_LIVE_WORKERS = 4_096
 
 
@@ -98,7 +101,9 @@ class Workers:
         run, attempt, _ = parse_worker_id(order.worker)
         if order.worker in self.entries:
             return StartReply()
-        for other in self.of_run(run):
+        for other in self.of_run(run) if not order.exec_of else ():
+            if other.order.exec_of:
+                continue
             if other.attempt > attempt or (other.live and other.attempt < attempt):
                 state = "alive" if other.live else "newer"
                 raise RacimoError("wrong-state", f"{order.worker} cannot start: {other.name} is {state}")
@@ -150,9 +155,8 @@ class Workers:
             print(f"agent: cannot record the exit of {entry.name}: {error}", file=sys.stderr)
         record = processes.read_process_file(entry.directory / PID_FILE)
         if record is not None and processes.is_alive(record):
-            entry.killed_by_us = True
-            processes.signal_group(record.pid, signal.SIGKILL)
             self._watch(entry, record)
+            signal_worker(entry, signal.SIGKILL)
         else:
             await self._report(entry, exit)
 
@@ -254,6 +258,9 @@ class Workers:
         )
         entry.event_number = await self._append(event)
         entry.exit = exit
+        for beside in self.of_run(entry.run):
+            if beside.live and beside.order.exec_of == entry.name:
+                terminate(beside, EXEC_GRACE_S)
         try:
             (entry.directory / REPORTED_FILE).touch()
         except OSError as error:
