@@ -91,8 +91,8 @@ class Shelf:
         final = Path(self.path(step))
         if final.exists():
             # Of an earlier attempt: the same bits if whole, of no use if torn.
-            os.rename(final, tempfile.mkdtemp(prefix=f"step-{step}.tmp-old-", dir=self.root))
-        os.rename(work, final)
+            final.rename(tempfile.mkdtemp(prefix=f"step-{step}.tmp-old-", dir=self.root))
+        work.rename(final)
         _sync_folder(Path(self.root))
         for stale in Path(self.root).glob(f"step-{step}.tmp-old-*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -112,8 +112,7 @@ class Shelf:
                 fs.rm(f"{path}/{MANIFEST}")
                 fs.rm(path, recursive=True)
             else:
-                doomed = Path(f"{self.path(step)}.tmp-doomed")
-                os.rename(self.path(step), doomed)
+                doomed = Path(self.path(step)).rename(f"{self.path(step)}.tmp-doomed")
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
@@ -140,7 +139,7 @@ def load(path: str) -> tuple[Manifest, StateTree]:
 
 
 def resume(path: str, say: Say) -> tuple[Manifest, StateTree]:
-    """The checkpoint that a user named: a `step-N` folder, or one that holds some. `checkpoint-torn` if none is whole."""
+    """What a user named: a `step-N` folder, or one that holds some. Raises `checkpoint-torn` if none is whole."""
     if _STEP.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]):
         try:
             return load(path)
@@ -155,8 +154,9 @@ def resume(path: str, say: Say) -> tuple[Manifest, StateTree]:
 
 
 def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree) -> Manifest:
-    from torch.distributed.checkpoint import FileSystemWriter, save
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
         save(tree, storage_writer=FileSystemWriter(work, sync_files=True), no_dist=True)
@@ -177,9 +177,9 @@ def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree)
 def _read(folder: Path) -> StateTree:
     """All of a checkpoint, whatever is in it: the shapes come from its own metadata."""
     import torch
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint import load as load_into
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as load_into
 
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()

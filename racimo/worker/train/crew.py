@@ -1,6 +1,5 @@
 """This worker's part in the run: its position, its state, and the way from one step to the next with the others."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from racimo.worker.train.buffers import Store
 from racimo.worker.train.checkpoint import Manifest, resume
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.ledger import Ledger
-from racimo.worker.train.mesh import Listener, Regroup, Switchboard
+from racimo.worker.train.mesh import Listener, Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Done, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
 from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
 from racimo.worker.train.settle import difference, missing_leaves, settle
 from racimo.worker.train.state import StateTree, Trained, checksum, pack, unpack
-from racimo.worker.train.telemetry import Telemetry
+from racimo.worker.train.telemetry import Telemetry, say
 from racimo.worker.train.tree import Tree, share
 
 MOST_MICRO_SHARDS_ADOPTED = 64
@@ -31,6 +30,17 @@ MOST_MICRO_SHARDS_ADOPTED = 64
 
 _left_open: list["Crew"] = []
 """Crews whose loop was left: their connections stay until the process ends, so that peers see how it ends."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked `run.steps` for."""
+
+    batches: Batches
+    until: int
+    micro_shards: int
+    exact: bool
+    check_every: int
+    place: Place
 
 
 class Crew:
@@ -43,38 +53,33 @@ class Crew:
         link: Link,
         listener_path: Path | None,
         trained: Trained,
-        batches: Batches,
-        until: int,
-        micro_shards: int,
-        exact: bool,
-        check_every: int,
+        plan: Plan,
         telemetry: Telemetry,
         saver: Saver,
-        place: Place,
     ) -> None:
         self.worker = worker
         self.link = link
         self.trained = trained
-        self.batches = batches
-        self.until = until
+        self.batches = plan.batches
+        self.until = plan.until
         self.step = 0
         self.fresh = True
         self.last: Outcome | None = None
         self.outcome: Outcome | None = None
         named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
-        self.identity = _identity(named, batches, micro_shards, exact)
+        self.identity = _identity(named, plan)
         self.numerics = numerics_class(self._parameters[0].device, trained.optimizer)
-        self._check_every = check_every
-        self._store = Store(self._parameters, max(micro_shards, MOST_MICRO_SHARDS_ADOPTED) + 1)
-        self._ledger = Ledger(self._store, [name for name, _ in named], exact)
+        self._check_every = plan.check_every
+        self._store = Store(self._parameters, max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED) + 1)
+        self._ledger = Ledger(self._store, [name for name, _ in named], plan.exact)
         listener = Listener(listener_path, self._store.layout) if listener_path is not None else None
         self._listener = listener
         self._switchboard = Switchboard(worker, self._store.arena, self._store.layout, link, listener)
-        self._feeder = Feeder(batches, self._upcoming)
+        self._feeder = Feeder(plan.batches, self._upcoming)
         self._telemetry = telemetry
         self._saver = saver
-        self._place = place
+        self._place = plan.place
         self._tree: Tree | None = None
         self._agreed: list[tuple[Holding, ...]] | None = None
         self._tokens: float | None = None
@@ -149,17 +154,27 @@ class Crew:
                 if mesh.rank == 0:
                     self._telemetry.phase("checkpoint")
                     self._saver.save_last(self.step, self.identity, self.trained)
-                self._switchboard.send(Done(step=self.step))
-                faults.point("parting", self.step)
-                # The last checkpoint is rank 0's to write: if it goes before that, another one does it.
-                self._switchboard.wait(
-                    lambda: all(peer.done or (peer.gone and peer.rank != 0) for peer in mesh.peers.values()),
-                    lambda: self._wait_for(tuple(peer.index for peer in mesh.peers.values() if not peer.done)),
-                    lambda: self._switchboard.refuse_leavers(self.step - 1),
-                )
+                self._say_goodbye(mesh)
                 return
             except Regroup:
                 self._switchboard.abandon()
+
+    def _say_goodbye(self, mesh: Mesh) -> None:
+        peers = mesh.peers.values()
+
+        def judge() -> None:
+            self._switchboard.refuse_leavers(self.step - 1)
+            # The last checkpoint is rank 0's to write: if it goes before that, another one does it.
+            if any(peer.gone and not peer.done and peer.rank == 0 for peer in peers):
+                raise Regroup
+
+        self._switchboard.send(Done(step=self.step))
+        faults.point("parting", self.step)
+        self._switchboard.wait(
+            lambda: all(peer.done or (peer.gone and peer.rank != 0) for peer in peers),
+            lambda: self._wait_for(tuple(peer.index for peer in peers if not peer.done)),
+            judge,
+        )
 
     # One step
 
@@ -292,16 +307,16 @@ class Crew:
 
     def restore(self) -> None:
         """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
-        found = self._saver.shelf.newest(self.say) if self._saver.shelf is not None else None
+        found = self._saver.shelf.newest(say) if self._saver.shelf is not None else None
         source = "the newest checkpoint"
         if self._saver.shelf is not None:
             self._saver.shelf.sweep()
         if found is None and self._place.resume_from:
-            found, source = resume(self._place.resume_from, self.say), self._place.resume_from
+            found, source = resume(self._place.resume_from, say), self._place.resume_from
         if found is not None:
             self._begin_from(*found, source)
         elif committed := self._telemetry.committed_before():
-            self.say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
+            say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
         self.fresh = False
 
     def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:
@@ -313,7 +328,7 @@ class Crew:
         self.step = manifest.step
         self._saver.begin_at(manifest.step)
         self._telemetry.resumed(self.step)
-        self.say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
+        say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
 
     def offer_state(self) -> tuple[StateOffer, int]:
         return pack(self.trained.capture(), self.step)
@@ -325,22 +340,16 @@ class Crew:
         self._telemetry.resumed(self.step)
         self.fresh = False
 
-    def say(self, text: str) -> None:
-        """One line for people, in the worker's error log."""
-        print(f"racimo: {text}", file=sys.stderr, flush=True)
 
-
-def _identity(
-    named: list[tuple[str, torch.nn.Parameter]], batches: Batches, micro_shards: int, exact: bool
-) -> Identity:
+def _identity(named: list[tuple[str, torch.nn.Parameter]], plan: Plan) -> Identity:
     shapes = " ".join(f"{name}:{p.dtype}:{tuple(p.shape)}" for name, p in named)
     return Identity(
-        micro_shards=micro_shards,
-        seed=batches.seed,
-        global_batch_size=batches.global_batch_size,
-        dataset_size=len(batches.dataset),
+        micro_shards=plan.micro_shards,
+        seed=plan.batches.seed,
+        global_batch_size=plan.batches.global_batch_size,
+        dataset_size=len(plan.batches.dataset),
         parameters=f"{len(named)} ({seeds.derive(shapes):016x})",
-        coherence="exact" if exact else "fast",
+        coherence="exact" if plan.exact else "fast",
     )
 
 

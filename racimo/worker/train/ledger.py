@@ -49,7 +49,7 @@ class Ledger:
         self._plan: list[list[torch.Tensor]] = []
         self._fresh = False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(store.parameters)
         ]
 
@@ -100,7 +100,7 @@ class Ledger:
         self._store.drop_gradients()
         self._leaf = leaf
         try:
-            (loss if scale == 1.0 else loss * scale).backward()
+            (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
         except BaseException:
             # The blocks on the path may be half changed; the worker is about to leave its loop.
             for step in chain:

@@ -48,7 +48,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes two workers, or a checkpoint and a worker, the same run. `parameters` is a digest of names and shapes."""
+    """What makes two workers, or a checkpoint and a worker, the same run.
+
+    `parameters` is a count and a digest of names and shapes."""
 
     micro_shards: int
     seed: int
@@ -70,6 +72,9 @@ class Declare(_Packet, frozen=True, kw_only=True):
     numerics: str
     holdings: tuple[Holding, ...] = ()
     last: Outcome | None = None
+
+    def answers(self, other: "Declare") -> bool:
+        return self.round == other.round
 
 
 class Contribution(_Packet, frozen=True, kw_only=True):

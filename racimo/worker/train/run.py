@@ -17,7 +17,7 @@ from racimo.worker.link import AgentLink, Link, NoLink
 from racimo.worker.train import seeds
 from racimo.worker.train.batches import Batches
 from racimo.worker.train.checkpoint import Shelf
-from racimo.worker.train.crew import Crew
+from racimo.worker.train.crew import Crew, Plan
 from racimo.worker.train.refuse import refuse_what_cannot_be_kept
 from racimo.worker.train.saver import Place, Saver
 from racimo.worker.train.state import Stateful, Trained, hash_state
@@ -108,50 +108,34 @@ class Run:
         refuse_what_cannot_be_kept(model, optimizer, state or {}, coherence == "exact")
         micro_shards = self._micro_shards(batches)
         trained = Trained(model, optimizer, dict(state or {}))
-        return self._loop(
-            trained, batches, until, micro_shards, coherence == "exact", check_every, checkpoint, resume_from
+        plan = Plan(
+            batches=batches,
+            until=until,
+            micro_shards=micro_shards,
+            exact=coherence == "exact",
+            check_every=check_every,
+            place=self._place(checkpoint, resume_from),
         )
+        return self._loop(trained, plan)
 
-    def _loop(
-        self,
-        trained: Trained,
-        batches: Batches,
-        until: int,
-        micro_shards: int,
-        exact: bool,
-        check_every: int,
-        checkpoint: CheckpointSpec | None,
-        resume_from: str,
-    ) -> Iterator[Step]:
+    def _loop(self, trained: Trained, plan: Plan) -> Iterator[Step]:
         self._running = True
         self._loops += 1
         context = self._context
         worker = context.worker if context else worker_id(LOCAL_RUN, 1, 0)
-        place = self._place(checkpoint, resume_from)
-        shelf = Shelf(place.root) if place.spec is not None else None
-        crew: Crew | None = None
-
-        def say(text: str) -> None:
-            assert crew is not None
-            crew.say(text)
-
+        shelf = Shelf(plan.place.root) if plan.place.spec is not None else None
         crew = Crew(
             worker=worker,
             link=self._link,
             listener_path=_listener_path(context) if context else None,
             trained=trained,
-            batches=batches,
-            until=until,
-            micro_shards=micro_shards,
-            exact=exact,
-            check_every=check_every,
-            telemetry=Telemetry(worker, self._link, context.directory if context else "", until),
-            saver=Saver(place.spec, shelf, self.id, self._link, say),
-            place=place,
+            plan=plan,
+            telemetry=Telemetry(worker, self._link, context.directory if context else "", plan.until),
+            saver=Saver(plan.place.spec, shelf, self.id, self._link),
         )
         self._crew = crew
         try:
-            yield from steps(crew, until)
+            yield from steps(crew)
         finally:
             self._step = crew.step
             self._seat = crew.seat

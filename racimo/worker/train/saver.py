@@ -15,20 +15,20 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.run import CheckpointSpec
 from racimo.worker.link import Link
 from racimo.worker.train import faults
-from racimo.worker.train.checkpoint import Say, Shelf
+from racimo.worker.train.checkpoint import Shelf
 from racimo.worker.train.messages import Identity
 from racimo.worker.train.state import StateTree, Trained, copy_to_host
+from racimo.worker.train.telemetry import say
 
 
 class Saver:
     """Writes the run's checkpoints. `spec` None: none are written."""
 
-    def __init__(self, spec: CheckpointSpec | None, shelf: Shelf | None, run: str, link: Link, say: Say) -> None:
+    def __init__(self, spec: CheckpointSpec | None, shelf: Shelf | None, run: str, link: Link) -> None:
         self.shelf = shelf
         self._spec = spec
         self._run = run
         self._link = link
-        self._say = say
         self._thread: threading.Thread | None = None
         self._last_step = 0
         self._last_at_s = time.monotonic()
@@ -88,7 +88,7 @@ class Saver:
             self.shelf.prune(self._spec.keep)
         except OSError as error:
             self._failed = error
-            self._say(f"the checkpoint of step {step} could not be written, training goes on: {error}")
+            say(f"the checkpoint of step {step} could not be written, training goes on: {error}")
             return
         self._failed = None
         self._link.tell(CheckpointSaved(step=step, path=self.shelf.path(step), size_bytes=size))

@@ -24,8 +24,8 @@ def seed_all(seed: int) -> None:
 
 def capture() -> State:
     """The generators' states, to be given to `restore`."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state(legacy=False)  # type: ignore[return-value]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state(legacy=False)
 
 
 def restore(state: State) -> None:

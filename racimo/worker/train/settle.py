@@ -92,8 +92,8 @@ def settle(
 ) -> list[tuple[Holding, ...]] | None:
     """Runs rounds until all stand at the same step, and returns what each rank holds of the next one.
 
-    None if I first have to apply a gradient that I was given; then call again after the commit. Raises `Regroup` when the
-    generation ends before."""
+    None if I first have to apply a gradient that I was given; then call again after the commit. Raises `Regroup` when
+    the generation ends before."""
     while True:
         mesh.round += 1
         declared = Declare(
@@ -107,8 +107,7 @@ def settle(
         )
         switchboard.send(declared)
         faults.point("declared", standing.step)
-        number = mesh.round
-        theirs = switchboard.collect(Declare, lambda packet: packet.round == number, waiting, standing.step)
+        theirs = switchboard.collect(Declare, declared.answers, waiting, standing.step)
         declarations = [declared if rank == mesh.rank else theirs[rank] for rank in range(mesh.size)]
         _check_classes(declarations, mesh, standing)
         match verdict(declarations):

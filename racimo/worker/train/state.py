@@ -5,7 +5,7 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -42,7 +42,7 @@ class Trained(msgspec.Struct, frozen=True):
         }
 
     def load(self, tree: StateTree) -> None:
-        """Puts a captured state into the objects; the tree must not be used afterwards (optimizers keep its tensors)."""
+        """Puts a captured state into the objects, which may keep its tensors: the tree is used up."""
         self.model.load_state_dict(tree["model"])
         self.optimizer.load_state_dict(tree["optimizer"])
         for name, stateful in self.extra.items():
@@ -170,7 +170,7 @@ def _feed(digest: "hashlib._Hash", value: Any) -> None:
         _feed(digest, vars(value) if hasattr(value, "__dict__") else repr(value))
 
 
-def checksum(parameters: list[torch.Tensor]) -> int:
+def checksum(parameters: Sequence[torch.Tensor]) -> int:
     """A cheap sum over the bits of all parameters, to tell whether workers still hold the same model."""
     total = 0
     for position, parameter in enumerate(parameters):

@@ -33,7 +33,7 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The weighted mean loss over the whole global batch, the same on all workers; known once the loop has ended."""
+        """Weighted mean loss over the whole global batch, the same on all workers; known once the loop has ended."""
         if self._outcome is None:
             raise misused("step.loss is known only after the loop over the step has ended")
         return self._outcome.loss
@@ -80,8 +80,8 @@ def misused(message: str) -> RacimoError:
     return RacimoError("steps-misused", message, "see the first example in the README")
 
 
-def steps(crew: "Crew", until: int) -> Iterator[Step]:
-    """Yields steps until `until` updates are committed by the run (not by this worker)."""
+def steps(crew: "Crew") -> Iterator[Step]:
+    """Yields steps until all that were asked for are committed by the run (not by this worker)."""
     finished = False
     try:
         crew.enter()

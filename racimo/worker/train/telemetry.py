@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -99,3 +100,8 @@ class Telemetry:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def say(text: str) -> None:
+    """One line for people, in the worker's error log."""
+    print(f"racimo: {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ log2(M) + 1 blocks at most.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import msgspec
@@ -94,7 +95,7 @@ def share(leaves: Iterable[int], num_workers: int) -> list[list[int]]:
     """The leaves in order, cut into one contiguous and nearly equal part per rank."""
     ordered = sorted(leaves)
     bounds = [len(ordered) * rank // num_workers for rank in range(num_workers + 1)]
-    return [ordered[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [ordered[low:high] for low, high in pairwise(bounds)]
 
 
 class Assignment(msgspec.Struct, frozen=True):
