@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from racimo.act import guardian
 from racimo.agent import processes
 from racimo.agent.daemon import Agent
 from racimo.agent.discovery import discover_node
@@ -50,7 +51,10 @@ async def _serve(home: Home, slots: int | None, price: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopped.set)
     await agent.server.listen(home.agent_socket)
+    watch = guardian.watch(home.root, loop, lambda sentence: print(f"agent: {sentence}", file=sys.stderr))
     await agent.stopped.wait()
+    if watch is not None:
+        watch.close()
     await agent.close()
 
 
