@@ -1,0 +1,164 @@
+"""Who gets devices: priority, then first come, gangs whole, and every wait with its numbers."""
+
+import pytest
+from decide_stage import Stage, node
+
+from racimo.control import core as core_module
+from racimo.spec.errors import RacimoError
+from racimo.spec.run import RunSpec
+from racimo.state import events as ev
+
+
+def test_first_come_first_served() -> None:
+    stage = Stage(node(1))
+    first, second, third = stage.command(), stage.command(), stage.command()
+    stage.exit(first, 0)
+    assert stage.only(ev.AttemptPlanned).run == second
+    assert stage.run(third).status == "queued"
+
+
+def test_priority_goes_before_order_of_submission() -> None:
+    stage = Stage(node(1))
+    running = stage.command()
+    low, normal, high = (stage.command(priority=p) for p in ("low", "normal", "high"))
+    order = []
+    for run in (running, high, normal):
+        stage.exit(run, 0)
+        order.append(stage.only(ev.AttemptPlanned).run)
+    assert order == [high, normal, low]
+
+
+def test_a_gang_waits_for_all_its_devices_and_says_who_holds_them() -> None:
+    stage = Stage(node(4))
+    holder = stage.command(workers=2)
+    gang = stage.command(workers=3)
+    reason = stage.core.why(gang)
+    assert reason.text == f"needs 3 devices, 2 of 4 free; {holder} holds 2"
+    assert reason.counts == {"needed": 3, "free": 2, "total": 4, f"blocked_by/{holder}": 2}
+
+
+def test_small_runs_do_not_starve_a_gang() -> None:
+    """volcano#748, KAI#1969: a large gang was starved by small jobs."""
+    stage = Stage(node(4))
+    holder = stage.command(workers=2)
+    gang = stage.command(workers=4)
+    small = stage.command(workers=1)
+    assert stage.run(small).status == "queued"
+    assert f"behind {gang}" in stage.core.why(small).text
+    stage.exit(holder, 0)
+    stage.exit(holder, 1)
+    assert stage.only(ev.AttemptPlanned).run == gang
+
+
+def test_two_different_waits_have_two_different_words() -> None:
+    """dstack#3405: two different situations, one message."""
+    stage = Stage(node(2))
+    stage.command(workers=2)
+    first, second = stage.command(workers=2), stage.command()
+    assert stage.core.why(first).code == "waits-devices"
+    assert stage.core.why(second).code == "waits-turn"
+
+
+def test_a_run_of_another_kind_of_device_does_not_wait_behind() -> None:
+    stage = Stage(node(1, "cpus"), node(1, "gpus", kind="cuda"))
+    stage.command(devices="cuda:1")
+    blocked = stage.command(devices="cuda:1")
+    other = stage.command(devices="cpu:1")
+    assert stage.run(blocked).status == "queued"
+    assert stage.run(other).status == "running"
+
+
+def test_an_elastic_run_starts_with_what_is_free_from_its_least_on() -> None:
+    stage = Stage(node(4))
+    stage.command(workers=1)
+    run = stage.train("2..4")
+    assert len(stage.run(run).live_workers) == 3
+    assert stage.run(run).reason.text == "starts with 3 of 2..4 workers on 3 devices"
+
+
+def test_devices_of_one_worker_are_on_one_node() -> None:
+    stage = Stage(node(3, "a"), node(3, "b"))
+    run = stage.command(workers=2, devices="cpu:4")
+    places = [(worker.node, len(worker.devices)) for worker in stage.run(run).live_workers]
+    assert sorted(places) == [("a", 2), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        (RunSpec(command=("x",), workers=5), "asked for 5 devices, the whole cluster has 4"),
+        (RunSpec(train="t.py", workers="6..8"), "asked for 6 devices, the whole cluster has 4"),
+        (RunSpec(command=("x",), devices="cuda:1"), "asked for 1 cuda device, the whole cluster has 0"),
+        (RunSpec(command=("x",), devices="cpu:3"), "asked for 3 cpu devices (1 workers with 3 each on one node)"),
+        (RunSpec(command=("x",), memory="64GB"), "asked for 64.0 GB of memory per worker, the largest node has 8.0 GB"),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_the_numbers(spec: RunSpec, words: str) -> None:
+    """ray#34816: an impossible request hung in silence."""
+    stage = Stage(node(2, "a", memory_bytes=8 * 10**9), node(2, "b", memory_bytes=8 * 10**9))
+    with pytest.raises(RacimoError) as caught:
+        stage.core.submit(spec, "r")
+    assert caught.value.code == "can-never-fit"
+    assert words in caught.value.message
+    assert not stage.state.runs
+
+
+def test_a_run_for_which_nodes_are_missing_now_is_in_nobodys_way() -> None:
+    stage = Stage(node(1, "a"), node(3, "b"))
+    stage.core.node_silent("b")
+    stage.turn()
+    large, small = stage.command(workers=3), stage.command()
+    assert stage.core.why(large).code == "waits-nodes"
+    assert stage.run(small).status == "running"
+    stage.core.node_joined(node(3, "b"))
+    stage.turn()
+    assert stage.run(large).status == "running"
+
+
+def test_a_full_queue_refuses_and_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "MAX_QUEUED_RUNS", 3)
+    stage = Stage(node(1))
+    for _ in range(4):
+        stage.command()
+    with pytest.raises(RacimoError) as caught:
+        stage.command()
+    assert caught.value.code == "queue-full"
+    assert len(stage.state.runs) == 4
+
+
+def test_the_same_request_is_the_same_run() -> None:
+    stage = Stage()
+    spec = RunSpec(command=("x",))
+    assert stage.core.submit(spec, "once").id == stage.core.submit(spec, "once").id
+    assert len(stage.state.runs) == 1
+
+
+@pytest.mark.parametrize(
+    "spec, name",
+    [
+        (RunSpec(command=("/usr/bin/My_Tool.sh",)), "my-tool-sh-1"),
+        (RunSpec(train="dir/Train GPT.py:main"), "train-gpt-1"),
+        (RunSpec(train="t.py", name="mine"), "mine-1"),
+        (RunSpec(command=("???",)), "run-1"),
+        (RunSpec(command=("x" * 90,)), "x" * 40 + "-1"),
+    ],
+)
+def test_a_run_is_called_by_its_name_its_script_or_its_command(spec: RunSpec, name: str) -> None:
+    assert Stage().core.submit(spec, "").id == name
+
+
+def test_numbers_count_through_all_names() -> None:
+    stage = Stage()
+    assert [stage.command(), stage.train(), stage.command(name="a")] == ["work-1", "train-2", "a-3"]
+
+
+def test_a_thousand_waiting_runs_are_decided_in_tenths_of_a_second() -> None:
+    import time
+
+    stage = Stage(node(1))
+    for number in range(1_000):
+        stage.core.submit(RunSpec(command=("x",)), f"r{number}")
+    stage.core.tick()
+    began = time.perf_counter()
+    stage.core.tick()
+    assert time.perf_counter() - began < 0.3
