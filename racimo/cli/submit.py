@@ -37,22 +37,23 @@ def _arguments(parser: argparse.ArgumentParser, kind: str, metavar: str) -> None
     parser.set_defaults(parser=parser, kind=kind)
 
 
-def read_words(args: argparse.Namespace) -> tuple[argparse.Namespace, str, list[str]]:
-    """(flags, the spec file or script or "", the user's own words), wherever the flags stood.
+def read_words(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """(the spec file or script or "", the user's own words); flags that stood behind the first are put into `args`.
 
     For `run` the first word that is no option begins the command, with or without `--` before it. For `train` (and
     a YAML file) options may also follow; the script's own arguments stand after `--`."""
     parser: Parser = args.parser
     words: list[str] = args.words
     if words[:1] == ["--"]:
-        return args, "", words[1:]
+        return "", words[1:]
     if not words or (args.kind == "command" and not words[0].endswith(SPEC_SUFFIXES)):
-        return args, "", words
+        return "", words
     first, rest = words[0], words[1:]
     cut = rest.index("--") if "--" in rest else len(rest)
     own, tail = rest[:cut], rest[cut + 1 :]
-    again, unknown = parser.parse_known_args(own, _without_words(args))
-    stray = [*unknown, *again.words]
+    args.words = []
+    _, unknown = parser.parse_known_args(own, args)
+    stray = [*unknown, *args.words]
     if stray:
         if args.kind == "train" and cut == len(rest):
             near = parser.unknown(stray[0]).text
@@ -60,20 +61,16 @@ def read_words(args: argparse.Namespace) -> tuple[argparse.Namespace, str, list[
                 f"{near}\n  the script's own arguments stand after --: {parser.prog} {first} -- {stray[0]}"
             )
         raise parser.unknown(stray[0])
-    return again, first, tail
+    return first, tail
 
 
-def _without_words(args: argparse.Namespace) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "words": []})
-
-
-def make_spec(args: argparse.Namespace) -> tuple[argparse.Namespace, RunSpec, Path | None]:
-    """The flags, the spec, and the folder where its paths begin (that of the YAML file, else the current one)."""
-    args, first, tail = read_words(args)
+def make_spec(args: argparse.Namespace) -> tuple[RunSpec, Path | None]:
+    """The spec, and the folder where its paths begin (that of the YAML file, else the current one)."""
+    first, tail = read_words(args)
     prog = args.parser.prog
     fields = fields_from_flags(args, prog)
     if first.endswith(SPEC_SUFFIXES):
-        return args, *_from_yaml(first, fields, tail, args.kind)
+        return _from_yaml(first, fields, tail, args.kind)
     if args.kind == "command":
         if not tail:
             raise UsageError(f"{prog}: no command\n  racimo run -- echo hello")
@@ -83,7 +80,7 @@ def make_spec(args: argparse.Namespace) -> tuple[argparse.Namespace, RunSpec, Pa
             raise UsageError(f"{prog}: no script\n  racimo train train.py --workers 2")
         fields["train"], fields["args"] = first, tail
     try:
-        return args, build_spec(fields), None
+        return build_spec(fields), None
     except FieldError as error:
         raise error.as_racimo_error() from None
 
@@ -111,7 +108,7 @@ def _from_yaml(name: str, fields: dict[str, Any], tail: list[str], kind: str) ->
 
 
 def _submit(args: argparse.Namespace) -> int:
-    args, spec, root = make_spec(args)
+    spec, root = make_spec(args)
     try:
         max_upload = parse_size_bytes(args.max_upload) if args.max_upload else None
     except ValueError as error:

@@ -50,16 +50,16 @@ class Finder:
     def find_or_start(self) -> Endpoint:
         endpoint = self.find()
         if endpoint is None:
-            endpoint = self.restart(None)
+            endpoint = self.restart()
         if endpoint is None:
             raise RacimoError("unreachable", f"there is no cluster in {self.home.root}", self.cure())
         return endpoint
 
-    def may_come_back(self) -> bool:
-        """Whether somebody is there to start the control process again."""
-        return not self._remote and supervisor_alive(self.home)
+    def may_come_back(self, *, patient: bool = False) -> bool:
+        """Whether somebody is there to start the control process again. Of a cluster elsewhere nobody here knows."""
+        return patient if self._remote else supervisor_alive(self.home)
 
-    def restart(self, former: Endpoint | None) -> Endpoint | None:
+    def restart(self) -> Endpoint | None:
         """Starts a cluster here, or None where that is not ours to do."""
         if self._remote or not self._may_start:
             return None
@@ -88,7 +88,7 @@ def supervisor_alive(home: Home) -> bool:
 
 def remote_endpoint(address: str, home: Home) -> Endpoint:
     """Raises `invalid-request` for an address that is none and `unauthorized` where there is no token for it."""
-    address = address.strip().rstrip("/")
+    address = address.strip()
     if "://" not in address:
         address = f"http://{address}"
     parts = urlsplit(address)
@@ -98,7 +98,7 @@ def remote_endpoint(address: str, home: Home) -> Endpoint:
             f"$RACIMO_ADDRESS is an address such as http://127.0.0.1:7400, not {os.environ.get('RACIMO_ADDRESS')!r}",
         )
     token_file = Path(os.environ.get("RACIMO_TOKEN_FILE") or home.token_file)
-    return Endpoint(address=address, token=_read_token(token_file), token_source=str(token_file))
+    return Endpoint(address=address.rstrip("/"), token=_read_token(token_file), token_source=str(token_file))
 
 
 def local_endpoint(home: Home) -> Endpoint | None:

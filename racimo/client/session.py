@@ -36,10 +36,10 @@ Disconnected = (httpx.TransportError,)
 class Backoff:
     """Delays that double up to `MAX_DELAY_S` until `RETRY_S` have passed; says once what is waited for."""
 
-    def __init__(self, say: Say, waits_for: str, *, limit_s: float = RETRY_S) -> None:
+    def __init__(self, say: Say, waits_for: str, *, limit_s: float | None = None) -> None:
         self.say = say
         self._waits_for = waits_for
-        self._limit_s = limit_s
+        self._limit_s = RETRY_S if limit_s is None else limit_s
         self._began_s = time.monotonic()
         self._delay_s = FIRST_DELAY_S
         self._said = False
@@ -134,16 +134,16 @@ class Session:
                 raise_for_error(got.status_code, got.read(), self.endpoint)
             yield got
 
-    def recover(self, backoff: Backoff, error: Exception) -> None:
-        """After a failed try: finds the cluster anew and waits a little, or raises `unreachable`."""
-        if self._transport is None:
-            self.close()
-            if not self._finder.may_come_back():
-                endpoint = self._finder.restart(self._endpoint)
-                if endpoint is None:
-                    raise self.unreachable(_words(error)) from None
-                self._endpoint = endpoint
-                return
+    def recover(self, backoff: Backoff, error: Exception, *, patient: bool = False) -> None:
+        """After a failed try: finds the cluster anew and waits a little, or raises `unreachable`. `patient`: also where
+        nobody is known to start it again (a cluster elsewhere, whose stream was cut)."""
+        self.close()
+        if not self._finder.may_come_back(patient=patient):
+            endpoint = self._finder.restart()
+            if endpoint is None:
+                raise self.unreachable(_words(error)) from None
+            self._endpoint = endpoint
+            return
         if not backoff.wait():
             raise self.unreachable(_words(error)) from None
         self._endpoint = self._finder.find() or self._endpoint

@@ -1,0 +1,231 @@
+"""What the client sends, what it makes of answers, and what it does when nobody is there."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from client_stage import Stage, Turns, run_view
+
+from racimo.client import session as session_module
+from racimo.client.discovery import Finder, local_endpoint, remote_endpoint
+from racimo.client.session import split_lines
+from racimo.control.views import OutputView, RunView
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.spec.run import RunSpec
+from racimo.version import PROTOCOL_VERSION
+
+
+def test_every_request_carries_token_and_protocol(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"GET /v1/runs/echo-1": run_view()})
+    assert stage.client.run("echo-1") == run_view()
+    (request,) = stage.requests
+    assert request.headers["authorization"] == "Bearer t0ken"
+    assert request.headers["racimo-protocol"] == str(PROTOCOL_VERSION)
+
+
+def test_an_error_of_the_api_is_raised_with_its_code_and_hint(tmp_path: Path) -> None:
+    view = {"code": "can-never-fit", "message": "asked for 9, has 4", "hint": "racimo nodes"}
+    stage = Stage(tmp_path, {"GET /v1/nodes": httpx.Response(422, json=view)})
+    with pytest.raises(RacimoError) as caught:
+        stage.client.nodes()
+    assert (caught.value.code, caught.value.message, caught.value.hint) == (
+        "can-never-fit",
+        "asked for 9, has 4",
+        "racimo nodes",
+    )
+    assert caught.value.kind.exit_code == 4
+
+
+def test_a_code_of_a_newer_version_does_not_break_the_client(tmp_path: Path) -> None:
+    stage = Stage(
+        tmp_path, {"GET /v1/nodes": httpx.Response(400, json={"code": "brand-new", "message": "what it says"})}
+    )
+    with pytest.raises(RacimoError, match="what it says") as caught:
+        stage.client.nodes()
+    assert caught.value.code == "internal"
+
+
+def test_a_wrong_token_names_where_the_token_came_from(tmp_path: Path) -> None:
+    stage = Stage(
+        tmp_path, {"GET /v1/nodes": httpx.Response(401, json={"code": "unauthorized", "message": "unauthorized"})}
+    )
+    with pytest.raises(RacimoError) as caught:
+        stage.client.nodes()
+    assert caught.value.code == "unauthorized" and "RACIMO_TOKEN_FILE" in caught.value.hint
+
+
+def test_an_answer_of_another_shape_is_a_version_mismatch(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"GET /v1/nodes": httpx.Response(200, content=b'{"not": "a list"}')})
+    with pytest.raises(RacimoError) as caught:
+        stage.client.nodes()
+    assert caught.value.code == "version-mismatch"
+
+
+def test_a_control_process_that_is_being_restarted_is_waited_for(tmp_path: Path) -> None:
+    refused = httpx.ConnectError("refused")
+    stage = Stage(tmp_path, {"GET /v1/runs/echo-1": Turns(refused, refused, run_view())})
+    assert stage.client.run("echo-1").id == "echo-1"
+    assert len(stage.requests) == 3
+
+
+def test_waiting_has_an_end_and_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "SAY_AFTER_S", 0.0)
+    monkeypatch.setattr(session_module, "RETRY_S", 0.1)
+    stage = Stage(tmp_path, {"GET /v1/nodes": httpx.ConnectError("refused")})
+    with pytest.raises(RacimoError) as caught:
+        stage.client.nodes()
+    assert caught.value.code == "unreachable" and caught.value.hint == "racimo up"
+    assert stage.said and stage.said[0].startswith("waiting for the control process")
+
+
+def test_shutdown_is_not_sent_twice(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"POST /v1/shutdown": httpx.ReadError("reset")})
+    with pytest.raises(RacimoError, match="lost the connection"):
+        stage.client.shutdown()
+    assert len(stage.requests) == 1
+
+
+def test_a_submit_that_lost_its_answer_is_the_same_run(tmp_path: Path) -> None:
+    """The idempotency key makes the second try harmless."""
+    stage = Stage(tmp_path, {"POST /v1/runs": Turns(httpx.ReadError("reset"), run_view())})
+    stage.client.submit(RunSpec(command=("echo",), files=""), tmp_path)
+    first, second = stage.bodies("POST", "/v1/runs")
+    assert first == second and len(first["request"]) == 32
+
+
+def test_only_missing_contents_are_sent(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "a.py").write_text("a")
+    (root / "b.py").write_text("bb")
+    sha_b = "3b64db95cb55c763391c707108489ae18b4112d783300de38e033b4c98c3deaf"
+    stage = Stage(
+        tmp_path,
+        {
+            "POST /v1/snapshots": {"id": "snap", "missing": [sha_b]},
+            f"PUT /v1/blobs/{sha_b}": {"ok": True},
+            "POST /v1/runs": run_view(),
+        },
+    )
+    stage.client.submit(RunSpec(command=("echo",)), root)
+    assert [r.content for r in stage.requests if r.method == "PUT"] == [b"bb"]
+    assert stage.bodies("POST", "/v1/runs")[0]["spec"]["snapshot"] == "snap"
+    assert stage.said == [f"sending 2 B of 3 B in 2 files from {root}"]
+
+
+def test_a_script_left_out_by_racimoignore_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "train.py").write_text("")
+    (root / ".racimoignore").write_text("*.py\n")
+    stage = Stage(tmp_path, {})
+    with pytest.raises(RacimoError, match=r"train\.py is among the files that \.racimoignore leaves out"):
+        stage.client.submit(RunSpec(train="train.py"), root)
+
+
+def test_wait_goes_on_until_the_run_has_ended(tmp_path: Path) -> None:
+    ended = run_view(status="succeeded")
+    stage = Stage(tmp_path, {"GET /v1/runs/echo-1/wait": Turns(run_view(), run_view(), ended)})
+    assert stage.client.wait("echo-1").status == "succeeded"
+    assert len(stage.requests) == 3
+
+
+def test_wait_with_a_time_out_returns_what_is(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"GET /v1/runs/echo-1/wait": run_view()})
+    assert stage.client.wait("echo-1", timeout_s=25).status == "running"
+    assert [float(r.url.params["timeout_s"]) for r in stage.requests] == [20.0, 5.0]
+
+
+def test_names_in_paths_are_escaped(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"GET /v1/runs/../secrets": run_view()})
+    with pytest.raises(KeyError):
+        stage.client.run("../../v1/secrets")
+    assert stage.requests[0].url.raw_path == b"/v1/runs/..%2F..%2Fv1%2Fsecrets"
+
+
+def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    def broken(request: httpx.Request) -> httpx.Response:
+        def parts():  # type: ignore[no-untyped-def]
+            yield b"half"
+            raise httpx.ReadError("reset")
+
+        return httpx.Response(200, content=parts())
+
+    stage = Stage(
+        tmp_path, {"GET /v1/runs/r-1/outputs/m/w.bin": Turns(broken, lambda r: httpx.Response(200, content=b"whole"))}
+    )
+    with pytest.raises(RacimoError):
+        stage.client.download("r-1", "m/w.bin", tmp_path / "w.bin")
+    assert list(tmp_path.iterdir()) == []
+    stage.client.download("r-1", "m/w.bin", tmp_path / "w.bin")
+    assert (tmp_path / "w.bin").read_bytes() == b"whole"
+
+
+def test_lists_are_decoded_into_views(tmp_path: Path) -> None:
+    outputs = [OutputView(path="a", size_bytes=1, modified_wall_s=0.0)]
+    stage = Stage(tmp_path, {"GET /v1/runs/r-1/outputs": outputs, "GET /v1/runs": [run_view()]})
+    assert stage.client.outputs("r-1") == outputs
+    assert stage.client.runs(all=True, limit=3) == [run_view()]
+    assert dict(stage.requests[-1].url.params) == {"all": "1", "limit": "3"}
+    assert isinstance(stage.client.runs()[0], RunView)
+
+
+def test_lines_are_split_at_newlines_only() -> None:
+    """A log line may hold U+2028 and U+0085, at which str.splitlines would cut."""
+    chunks = [b'{"a', b'": 1}\n\n{"b": "x\xe2\x80\xa8y\xc2\x85z"}', b"\n", b"last"]
+    assert list(split_lines(iter(chunks))) == [b'{"a": 1}', '{"b": "x\u2028y\u0085z"}'.encode(), b"last"]
+
+
+# Finding the cluster
+
+
+def home_with_cluster(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.cluster_file.write_text('{"id": "c", "address": "http://127.0.0.1:7", "version": "1", "later": 1}')
+    home.token_file.write_text("t0ken\n")
+    return home
+
+
+def test_the_cluster_of_a_home_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RACIMO_TOKEN_FILE", raising=False)
+    endpoint = local_endpoint(home_with_cluster(tmp_path))
+    assert endpoint is not None
+    assert (endpoint.address, endpoint.token) == ("http://127.0.0.1:7", "t0ken")
+
+
+def test_racimo_address_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = home_with_cluster(tmp_path)
+    (tmp_path / "other").write_text("other-token")
+    monkeypatch.setenv("RACIMO_HOME", str(home.root))
+    monkeypatch.setenv("RACIMO_ADDRESS", "gpu-box:7400/")
+    monkeypatch.setenv("RACIMO_TOKEN_FILE", str(tmp_path / "other"))
+    endpoint = Finder(print).find()
+    assert endpoint is not None
+    assert (endpoint.address, endpoint.token, endpoint.home) == ("http://gpu-box:7400", "other-token", None)
+
+
+@pytest.mark.parametrize("address", ["ftp://x", "http://", "://"])
+def test_an_address_that_is_none_is_named(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RACIMO_ADDRESS", address)
+    with pytest.raises(RacimoError) as caught:
+        remote_endpoint(address, home_with_cluster(tmp_path))
+    assert caught.value.code == "invalid-request" and repr(address) in caught.value.message
+
+
+def test_no_token_says_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RACIMO_TOKEN_FILE", raising=False)
+    home = home_with_cluster(tmp_path)
+    home.token_file.unlink()
+    with pytest.raises(RacimoError) as caught:
+        local_endpoint(home)
+    assert caught.value.code == "unauthorized" and "RACIMO_TOKEN_FILE" in caught.value.hint
+
+
+def test_no_cluster_and_not_allowed_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RACIMO_ADDRESS", raising=False)
+    finder = Finder(print, home=Home(tmp_path / "none"), may_start=False)
+    with pytest.raises(RacimoError) as caught:
+        finder.find_or_start()
+    assert caught.value.code == "unreachable" and caught.value.hint == "racimo up"
