@@ -115,9 +115,11 @@ class Supervisor:
             environment[guardian.SUPERVISED_VARIABLE] = "1"
             log = os.path.join(self.root, guardian.LOGS_DIR, f"{service.role}.log")
             rotate(log)
-            arguments = ["--home", self.root, *(self.agent_arguments() if service.role == "agent" else ())]
+            options = self.agent_arguments() if service.role == "agent" else []
             try:
-                pid = guardian.spawn(MODULES[service.role], arguments, environment, log)
+                pid = guardian.spawn(
+                    ["-P", "-m", MODULES[service.role], "--home", self.root, *options], environment, log
+                )
             except OSError as error:  # such as no more processes; tried again later
                 service.delay_s = guardian.next_delay_s(service.delay_s)
                 service.due_s = now_s + service.delay_s
@@ -344,7 +346,8 @@ def become_subreaper() -> None:
         say(f"cannot adopt orphans: {os.strerror(ctypes.get_errno())}")
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
+    arguments = sys.argv[1:]
     if len(arguments) != 2 or arguments[0] != "--home":
         say("usage: python -m racimo.control.supervisor --home DIR")
         return 2
@@ -361,4 +364,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
