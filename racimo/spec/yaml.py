@@ -144,4 +144,5 @@ def format_spec(spec: RunSpec) -> str:
     if "checkpoint" in fields:
         default = msgspec.to_builtins(type(spec.checkpoint)())
         fields["checkpoint"] = {k: v for k, v in fields["checkpoint"].items() if v != default[k]}
-    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    # Escapes beyond ASCII: PyYAML writes U+0085 and its like so that they are read back as line breaks otherwise.
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=False, default_flow_style=None)

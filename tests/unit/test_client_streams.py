@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 from client_stage import CUT, Stage, Turns, run_view, stream
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racimo.client.streams import position_after
@@ -116,6 +116,7 @@ def test_an_exec_that_was_cut_is_not_run_again(tmp_path: Path) -> None:
     assert caught.value.code == "unreachable" and len(stage.requests) == 1
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from("ab"), max_size=12), st.data())
 def test_the_place_found_follows_the_lines_seen(log: list[str], data: st.DataObject) -> None:
     seen = data.draw(st.integers(0, len(log)))

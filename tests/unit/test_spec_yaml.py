@@ -1,7 +1,7 @@
 """A spec as YAML: the same fields as everywhere, and errors that name line and field."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from racimo.spec.build import FieldError, build_spec
@@ -97,6 +97,7 @@ def test_python_keywords_are_checked_like_the_file() -> None:
 words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=12)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     args=st.lists(words, max_size=4),
     config=st.dictionaries(words, st.one_of(st.integers(-(10**6), 10**6), words, st.booleans(), st.none()), max_size=4),
