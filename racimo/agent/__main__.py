@@ -13,6 +13,7 @@ from racimo.act import guardian
 from racimo.agent import processes
 from racimo.agent.daemon import Agent
 from racimo.agent.discovery import discover_node
+from racimo.agent.private_folder import make_private_folder
 from racimo.spec.errors import ExitCode
 from racimo.spec.home import Home
 
@@ -61,8 +62,9 @@ async def _serve(home: Home, slots: int | None, price: float) -> None:
 def main() -> int:
     arguments = _parse()
     home = Home(arguments.home.absolute())
-    for folder in (home.root, home.node_dir, home.processes_dir, home.service_logs_dir, home.agent_socket.parent):
+    for folder in (home.root, home.node_dir, home.processes_dir, home.service_logs_dir):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(home.agent_socket.parent)
     if _lock(home.node_dir / "agent.lock") is None:
         print(f"racimo: another agent serves {home.root}", file=sys.stderr)
         return ExitCode.UNREACHABLE

@@ -35,6 +35,7 @@ from racimo.agent.launch import (
     ZygoteWelcome,
 )
 from racimo.agent.preload import PRELOADS
+from racimo.agent.private_folder import make_private_folder
 from racimo.agent.verdict import name_failure
 from racimo.spec.home import Home
 from racimo.version import __version__
@@ -268,6 +269,7 @@ def main() -> None:
     """Listens first, imports then: an order that comes meanwhile waits in the socket."""
     home, name, preload, listening_fd = Home(Path(sys.argv[1])), sys.argv[2], PRELOADS[sys.argv[3]], int(sys.argv[4])
     path = home.zygote_socket(name)
+    make_private_folder(path.parent)
     lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -116,7 +116,7 @@ class ZygoteKeeper:
         """Lets go of the zygote; with `end_zygote` it ends once it has no workers."""
         self._closing = True
         record = self.record
-        if end_zygote and self._writer is not None:
+        if end_zygote and self.ready and self._writer is not None:
             self._writer.write(encode_frame(Retire()))
             await self._writer.drain()
         elif end_zygote and record is not None:
@@ -171,7 +171,10 @@ class ZygoteKeeper:
             reader, self._writer = await asyncio.open_unix_connection(path)
         except (FileNotFoundError, ConnectionRefusedError):
             await self._start()
-            reader, self._writer = await asyncio.open_unix_connection(path)
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(path)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                raise OSError(self._last_log_line()) from error
         return reader
 
     async def _start(self) -> None:

@@ -3,16 +3,13 @@
 import errno
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
-import racimo
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Failure
 
 MAX_TRACEBACK_CHARS = 32_000
 MAX_MESSAGE_CHARS = 1_000
 
-_OUR_FOLDER = str(Path(racimo.__file__).parent) + "/"
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
@@ -91,13 +88,9 @@ def user_traceback(error: BaseException, cwd: str) -> str:
 
 
 def _user_frames(part: traceback.TracebackException, cwd: str) -> list[traceback.FrameSummary]:
-    """Frames from the first one in the run's own files on, without ours."""
-    names = [frame.filename for frame in part.stack]
-    first = next((position for position, name in enumerate(names) if name.startswith(cwd + "/")), None)
-    if first is None:
+    """Frames from the first one in the run's own files on. Where we raised on purpose, up to the last such frame."""
+    users = [position for position, frame in enumerate(part.stack) if frame.filename.startswith(cwd + "/")]
+    if not users:
         return []
-    return [frame for frame in part.stack[first:] if not _is_ours(frame.filename)]
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((_OUR_FOLDER, "<frozen importlib", "<frozen runpy"))
+    on_purpose = part.exc_type is not None and issubclass(part.exc_type, RacimoError)
+    return list(part.stack[users[0] : users[-1] + 1 if on_purpose else None])

@@ -1,0 +1,76 @@
+"""Who hangs, and who only waits."""
+
+from pathlib import Path
+
+import pytest
+
+from racimo.agent.entry import Entry
+from racimo.agent.hangs import find_hung, find_user_line
+from racimo.agent.protocol import Progress, WorkerOrder
+from racimo.state.nouns import Exit
+
+STACKS = """Thread 0x00007f01 (most recent call first):
+  File "/venv/lib/torch/autograd.py", line 3 in backward
+  File "/run/files/data.py", line 9 in fetch
+
+Current thread 0x00007f02 (most recent call first):
+  File "/venv/lib/threading.py", line 320 in wait
+  File "/run/files/model/net.py", line 42 in forward
+  File "/run/files/train.py", line 7 in train
+"""
+
+
+def entry(index: int, phase: str, since_s: float, *, waits_for: tuple[int, ...] = (), step_s: float = 0.1) -> Entry:
+    order = WorkerOrder(worker=f"r/1/{index}", kind="train", rank=index, hang_after_s=60.0)
+    made = Entry(order=order, directory=Path("/nowhere"))
+    made.progress = Progress(worker=order.worker, phase=phase, phase_number=5, waits_for=waits_for, step_s=step_s)
+    made.progress_at_s = 1000.0 - since_s
+    return made
+
+
+def hung(*entries: Entry) -> list[int]:
+    return [found.index for found in find_hung(entries, 1000.0)]
+
+
+def test_a_worker_that_computes_for_too_long_hangs_and_those_that_wait_do_not() -> None:
+    assert hung(entry(0, "exchange", 80, waits_for=(1,)), entry(1, "compute", 80)) == [1]
+
+
+def test_within_the_limit_nobody_hangs() -> None:
+    assert hung(entry(0, "exchange", 50, waits_for=(1,)), entry(1, "compute", 50)) == []
+
+
+def test_slow_steps_are_not_hangs() -> None:
+    assert hung(entry(0, "compute", 80, step_s=10.0)) == []
+    assert hung(entry(0, "compute", 101, step_s=10.0)) == [0]
+
+
+@pytest.mark.parametrize("phase", ["starting", "done"])
+def test_some_phases_may_take_for_ever(phase: str) -> None:
+    assert hung(entry(0, phase, 10_000)) == []
+
+
+def test_if_all_wait_those_waited_for_are_named() -> None:
+    assert hung(entry(0, "exchange", 80, waits_for=(2,)), entry(1, "wait", 80, waits_for=(2,)),
+                entry(2, "exchange", 80, waits_for=())) == [2]  # fmt: skip
+
+
+def test_if_one_still_goes_on_waiting_is_no_hang() -> None:
+    assert hung(entry(0, "exchange", 80, waits_for=(1,)), entry(1, "compute", 10)) == []
+
+
+def test_a_hang_is_told_once_per_phase() -> None:
+    told = entry(0, "compute", 80)
+    told.hung_phase = 5
+    assert hung(told) == []
+
+
+def test_dead_and_frozen_workers_do_not_hang() -> None:
+    dead, frozen = entry(0, "compute", 80), entry(1, "compute", 80)
+    dead.exit, frozen.frozen = Exit(outcome="finished"), True
+    assert hung(dead, frozen) == []
+
+
+def test_the_line_is_the_innermost_of_the_users_in_the_signalled_thread() -> None:
+    assert find_user_line(STACKS, Path("/run/files")) == "model/net.py:42 in forward"
+    assert find_user_line(STACKS, Path("/elsewhere")) == ""
