@@ -1,5 +1,6 @@
 """What fits where: free devices by node and kind, the placing of workers on them, and what can never fit."""
 
+from collections.abc import Container
 from functools import lru_cache
 
 from racimo.spec.quantity import format_size
@@ -37,6 +38,10 @@ class Pool:
         """Devices of `kind` ("" for any)."""
         return sum(len(found) for (_, has), found in self.groups.items() if kind in ("", has))
 
+    def without(self, kinds: Container[str]) -> "Pool":
+        """The same pool, taking from which takes from this one, less the devices of `kinds`."""
+        return Pool({group: found for group, found in self.groups.items() if group[1] not in kinds})
+
     def room(self, kind: str, per_worker: int) -> int:
         """How many workers fit, each with its devices on one node and of one kind."""
         return sum(len(found) // per_worker for (_, has), found in self.groups.items() if kind in ("", has))
@@ -46,8 +51,10 @@ class Pool:
         placements: list[Placement] = []
         order = sorted(self.groups, key=lambda group: (-len(self.groups[group]), group))
         for group in order:
-            while kind in ("", group[1]) and len(placements) < num_workers and len(self.groups[group]) >= per_worker:
-                devices, self.groups[group] = self.groups[group][:per_worker], self.groups[group][per_worker:]
+            found = self.groups[group]
+            while kind in ("", group[1]) and len(placements) < num_workers and len(found) >= per_worker:
+                devices = found[:per_worker]
+                del found[:per_worker]
                 index = first_index + len(placements)
                 placements.append(Placement(index=index, node=group[0], devices=tuple(devices)))
         return tuple(placements)

@@ -4,7 +4,7 @@ from racimo.decide import end, heal
 from racimo.decide.decision import Decisions
 from racimo.decide.fit import Pool
 from racimo.decide.queue import Queue, in_order
-from racimo.state.events import Intent, WorkersPlanned
+from racimo.state.events import Intent, RunRequeued, WorkersPlanned
 from racimo.state.fold import State
 from racimo.state.nouns import Run
 
@@ -28,6 +28,9 @@ def decide(state: State, now_s: float, seed: int) -> Decisions:
             intents += _steer(run, pool, now_s, due, going)
         elif run.status != "paused":
             intents.append(end.close(run))
+    if any(isinstance(intent, RunRequeued) for intent in intents):
+        # It keeps its place in the queue, which is looked at once it is back in it.
+        return Decisions(intents=tuple(intents))
     planned = {intent.run for intent in intents if isinstance(intent, WorkersPlanned)}
     hungry = [run for run in going if run.id not in planned and len(heal.staying(run)) < run.least]
     queue = Queue(state, pool)

@@ -38,21 +38,23 @@ class Queue:
     def serve(self, run: Run) -> None:
         """Next in order, `run` gets a new attempt (queued) or the workers it lacks to its `least` (running)."""
         kind, per_worker = demand(run)
-        ahead = self._who_blocks(kind)
+        # Who is content with any kind leaves those kinds alone for which somebody ahead waits.
+        open_to_it = self._pool.without(self._blocked)
+        ahead = self._blocked.get(kind) or self._blocked.get("")
         if ahead is not None:
             self.waits[run.id] = self._behind(ahead)
         elif run.status == "running":
-            self._fill(run)
-        elif self._pool.room(kind, per_worker) >= run.least:
-            self._begin(run)
+            self._fill(run, open_to_it)
+        elif open_to_it.room(kind, per_worker) >= run.least:
+            self._begin(run, open_to_it)
         else:
-            self._wait(run, run.least, run.least)
+            self._wait(run, run.least, open_to_it)
         self._num_ahead += run.id in self.waits
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: Run, pool: Pool) -> None:
         kind, per_worker = demand(run)
         most = heal.target(run)
-        placements = self._pool.take(kind, per_worker, most, 0)
+        placements = pool.take(kind, per_worker, most, 0)
         devices = len(placements) * per_worker
         text = f"starts with {len(placements)} of {run.least}..{most} workers" if run.least < most else "starts"
         text += f" on {kind_words(kind, devices)}"
@@ -67,21 +69,21 @@ class Queue:
         reason = Reason(code="starts", text=text, counts=counts)
         self.intents.append(AttemptPlanned(run=run.id, attempt=run.attempt + 1, placements=placements, reason=reason))
 
-    def _fill(self, run: Run) -> None:
+    def _fill(self, run: Run, pool: Pool) -> None:
         lacking = run.least - len(heal.staying(run))
-        planned = heal.fill_up(run, self._pool, run.least, "fills-up")
+        planned = heal.fill_up(run, pool, run.least, "fills-up")
         if planned is not None:
             self.intents.append(planned)
             lacking -= len(planned.placements)
         if lacking > 0:
-            self._wait(run, lacking, run.least)
+            self._wait(run, lacking, pool)
 
-    def _wait(self, run: Run, num_workers: int, whole_size: int) -> None:
+    def _wait(self, run: Run, num_workers: int, pool: Pool) -> None:
         kind, per_worker = demand(run)
-        needed, free, total = num_workers * per_worker, self._pool.count(kind), self._all.count(kind)
+        needed, free, total = num_workers * per_worker, pool.count(kind), self._all.count(kind)
         counts: dict[str, int | float] = {"needed": needed, "free": free, "total": total}
-        if self._all.room(kind, per_worker) < whole_size:
-            text = f"needs {kind_words(kind, whole_size * per_worker)}, the nodes that answer have {total}"
+        if self._all.room(kind, per_worker) < run.least:
+            text = f"needs {kind_words(kind, run.least * per_worker)}, the nodes that answer have {total}"
             self.waits[run.id] = Reason(code="waits-nodes", text=text, counts=counts)
             return  # no device that comes free could help it, so it is in nobody's way
         words = f"needs {kind_words(kind, needed)}{' more' if run.status == 'running' else ''}, {free} of {total} free"
@@ -94,11 +96,6 @@ class Queue:
             text += f" and {len(holders) - MAX_HOLDERS_NAMED} more runs hold some"
         self.waits[run.id] = Reason(code="waits-devices", text=text, counts=counts)
         self._blocked.setdefault(kind, _Blocked(run, words))
-
-    def _who_blocks(self, kind: str) -> _Blocked | None:
-        if not kind:
-            return next(iter(self._blocked.values()), None)
-        return self._blocked.get(kind) or self._blocked.get("")
 
     def _behind(self, ahead: _Blocked) -> Reason:
         others = f", {self._num_ahead} ahead of it in all" if self._num_ahead > 1 else ""

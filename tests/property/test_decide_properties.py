@@ -1,0 +1,301 @@
+"""Whatever is asked and whatever happens, decisions keep their promises. Hypothesis prints the smallest breach."""
+
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from racimo.act.journal import MemoryDisk, MemoryJournal
+from racimo.control.core import Core
+from racimo.decide import decide
+from racimo.spec.errors import RacimoError
+from racimo.spec.quantity import WorkerRange
+from racimo.spec.run import PRIORITY_ORDER, RunSpec
+from racimo.state import events as ev
+from racimo.state.fold import State, fold
+from racimo.state.nouns import Device, Exit, Failure, Node, Outcome, Run, Worker
+
+KINDS = ("cpu", "cuda")
+
+
+PICK = st.integers(0, 20)
+T = TypeVar("T")
+
+
+def picked(items: list[T], number: int) -> T:
+    return items[number % len(items)]
+
+
+class _Clock:
+    at_s = 50.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return 0.0
+
+
+class Cluster(RuleBasedStateMachine):
+    """Random users and a random fate, one fact at a time; the invariants look after each."""
+
+    @initialize(nodes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=3))
+    def build(self, nodes: list[tuple[int, str]]) -> None:
+        self.clock, self.disk = _Clock(), MemoryDisk()
+        self.core = Core(MemoryJournal(self.disk), self.clock)
+        self.requests = 0
+        for number, (size, kind) in enumerate(nodes):
+            devices = tuple(Device(index, kind) for index in range(size))
+            self.core.node_joined(Node(id=f"n{number}", host="h", devices=devices))
+        self.turn()
+
+    def turn(self) -> None:
+        before = fold(MemoryJournal(self.disk).records())
+        self.core.tick()
+        self.core.commit()
+        self.core.take_effects()
+        for record in self.core.take_records():
+            self.look_at(before, record)
+            before = fold([record], before)
+
+    def look_at(self, before: State, record: ev.Record) -> None:
+        """Judges one record by the state it was made in."""
+        event = record.event
+        if isinstance(event, ev.AttemptPlanned):
+            run = before.runs[event.run]
+            assert run.least <= len(event.placements) <= max(run.least, run.most), "a gang is started whole"
+            assert not run.live_workers, "two attempts at once"
+            assert event.attempt == run.attempt + 1
+            for other in before.runs.values():
+                assert not self.overtaken(before, run, other), f"{run.id} overtakes {other.id}"
+        if isinstance(event, ev.AttemptPlanned | ev.WorkersPlanned):
+            for place in event.placements:
+                node = before.nodes[place.node]
+                assert node.status == "up"
+                for device in place.devices:
+                    assert (place.node, device) not in before.leases, "a device is leased twice"
+                    assert device < len(node.devices)
+                kind = before.runs[event.run].spec.device_demand[0]
+                assert kind in ("", node.devices[0].kind)
+        if isinstance(event, ev.GenerationAnnounced):
+            run = before.runs[event.run]
+            assert event.members
+            assert all(run.workers[index].live and run.workers[index].status == "ready" for index in event.members)
+            if run.generation is None:
+                assert len(event.members) + len(self.finished(run)) >= run.least
+        if isinstance(event, ev.Intent):
+            assert event.reason.text
+
+    def finished(self, run: Run) -> list[Worker]:
+        return [w for w in run.workers.values() if w.exit is not None and w.exit.outcome == "finished"]
+
+    def overtaken(self, state: State, run: Run, other: Run) -> bool:
+        """Whether `other`, ahead in the order and wanting the same devices, could have been started instead."""
+        if other.status != "queued" or other.id == run.id:
+            return False
+        ahead = (PRIORITY_ORDER[other.spec.priority], other.order) < (PRIORITY_ORDER[run.spec.priority], run.order)
+        same = run.spec.device_demand[0] == other.spec.device_demand[0]
+        return ahead and same and self.room(state, other) >= other.least
+
+    def room(self, state: State, run: Run, *, free: bool = True) -> int:
+        kind, per_worker = run.spec.device_demand[0], run.spec.devices_per_worker
+        room = 0
+        for node in state.nodes.values():
+            devices = [
+                d for d in node.devices if kind in ("", d.kind) and not (free and (node.id, d.index) in state.leases)
+            ]
+            room += len(devices) // per_worker if node.status == "up" else 0
+        return room
+
+    # What users do
+
+    @rule(
+        workers=st.integers(1, 4),
+        extra=st.integers(0, 3),
+        kind=st.sampled_from(("", "cpu", "cuda")),
+        per_worker=st.integers(1, 2),
+        priority=st.sampled_from(tuple(PRIORITY_ORDER)),
+        retries=st.integers(0, 2),
+        train=st.booleans(),
+    )
+    def submit(
+        self, workers: int, extra: int, kind: str, per_worker: int, priority: str, retries: int, train: bool
+    ) -> None:
+        self.requests += 1
+        most = workers + (extra if train else 0)
+        asked = {"train": "t.py:f"} if train else {"command": ("x",)}
+        spec = RunSpec(
+            workers=f"{workers}..{most}",
+            devices=f"{kind}:{most * per_worker}" if kind else "",
+            priority=priority,  # type: ignore[arg-type]
+            retries=retries,
+            **asked,  # type: ignore[arg-type]
+        )
+        try:
+            self.core.submit(spec, f"r{self.requests}")
+        except RacimoError as error:
+            assert error.code == "can-never-fit"
+        self.turn()
+
+    @rule(
+        pick=PICK,
+        what=st.sampled_from(("stop", "pause", "resume", "resume", "scale")),
+        least=st.integers(1, 4),
+        more=st.integers(0, 2),
+    )
+    def ask(self, pick: int, what: str, least: int, more: int) -> None:
+        if not self.core.state.open_runs:
+            return
+        run = picked(list(self.core.state.open_runs), pick)
+        try:
+            if what == "scale":
+                self.core.scale(run, WorkerRange(least, least + more))
+            else:
+                getattr(self.core, what)(run)
+        except RacimoError as error:
+            assert error.code in ("wrong-state", "can-never-fit", "too-many-workers", "invalid-request")
+        self.turn()
+
+    # What fate does
+
+    def workers(self) -> list[tuple[Run, Worker]]:
+        runs = [self.core.state.runs[run] for run in self.core.state.open_runs]
+        return [(run, worker) for run in runs for worker in run.live_workers]
+
+    @rule(picks=st.lists(PICK, min_size=1, max_size=6), turn=st.booleans())
+    def advance(self, picks: list[int], turn: bool) -> None:
+        for pick in picks:
+            if not self.workers():
+                return
+            run, worker = picked(self.workers(), pick)
+            name = {"run": run.id, "attempt": worker.attempt, "index": worker.index}
+            if worker.status == "starting":
+                self.core.agent_event(ev.WorkerStarted(pid=1, **name))  # type: ignore[arg-type]
+            elif run.spec.train:
+                self.core.agent_event(
+                    ev.WorkerReady(address="a", micro_shards=4, numerics="n", **name)  # type: ignore[arg-type]
+                )
+        if turn:
+            self.turn()
+
+    @rule(
+        pick=PICK,
+        outcome=st.sampled_from(("finished", "failed", "killed", "killed", "unknown", "as asked", "as asked")),
+        commits=st.integers(0, 5),
+    )
+    def exit(self, pick: int, outcome: str, commits: int) -> None:
+        if not self.workers():
+            return
+        run, worker = picked(self.workers(), pick)
+        asked: dict[str, Outcome] = {"pause": "paused", "release": "released"}
+        real: Outcome = asked.get(worker.leaving, "killed") if outcome == "as asked" else outcome  # type: ignore[assignment]
+        ending = Exit(outcome=real, code=0)
+        self.core.agent_event(
+            ev.WorkerExited(run=run.id, attempt=worker.attempt, index=worker.index, exit=ending, commits=commits)
+        )
+        self.turn()
+
+    @rule(pick=PICK)
+    def hang(self, pick: int) -> None:
+        ready = [(run, worker) for run, worker in self.workers() if worker.status == "ready"]
+        if ready:
+            run, worker = picked(ready, pick)
+            failure = Failure(code="worker-hung", message="hangs")
+            self.core.agent_event(
+                ev.WorkerHung(run=run.id, attempt=worker.attempt, index=worker.index, failure=failure)
+            )
+            self.turn()
+
+    @rule(seconds=st.floats(0.01, 40))
+    def wait(self, seconds: float) -> None:
+        self.clock.at_s += seconds
+        self.turn()
+
+    @rule(pick=PICK, silent=st.booleans())
+    def node(self, pick: int, silent: bool) -> None:
+        node = picked(list(self.core.state.nodes.values()), pick)
+        if silent:
+            self.core.node_silent(node.id)
+        else:
+            self.core.node_joined(Node(id=node.id, host="h", devices=node.devices))
+        self.turn()
+
+    @rule(snapshot=st.booleans())
+    def restart(self, snapshot: bool) -> None:
+        self.turn()
+        if snapshot:
+            self.core.save_snapshot()
+        self.core = Core(MemoryJournal(self.disk), self.clock)
+        self.turn()
+
+    # What must always hold
+
+    @invariant()
+    def state_is_the_fold_and_survives_a_snapshot(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        state = self.core.state
+        assert State.from_bytes(state.to_bytes()) == state
+        if self.core.store.durable_seq == state.seq:
+            assert fold(MemoryJournal(self.disk).records()) == state
+
+    @invariant()
+    def deciding_twice_adds_nothing(self) -> None:
+        if hasattr(self, "core") and self.core.store.durable_seq == self.core.state.seq:
+            assert decide(self.core.state, self.core._now_s(), 0).intents == ()
+
+    @invariant()
+    def nobody_waits_without_a_reason_or_while_it_could_run(self) -> None:
+        if not hasattr(self, "core") or self.core.store.durable_seq != self.core.state.seq:
+            return
+        state = self.core.state
+        queued = [state.runs[run] for run in state.open_runs if state.runs[run].status == "queued"]
+        for run in queued:
+            assert self.core.why(run.id).code in ("waits-devices", "waits-turn", "waits-nodes")
+        first = min(queued, key=lambda run: (PRIORITY_ORDER[run.spec.priority], run.order), default=None)
+        hungry = any(
+            reason.code == "waits-devices" and state.runs[run].status == "running"
+            for run, reason in self.core.waits.items()
+        )
+        if first is not None and not hungry:
+            assert self.room(state, first) < first.least, f"{first.id} is first and fits, but waits"
+        if queued and not state.leases:
+            assert all(self.room(state, run, free=False) < run.least for run in queued), "an idle cluster and a queue"
+
+    def teardown(self) -> None:
+        """No starvation: once nothing new is asked and everything that starts ends, every run that fits ends."""
+        if not hasattr(self, "core"):
+            return
+        for node in list(self.core.state.nodes.values()):
+            self.core.node_joined(Node(id=node.id, host="h", devices=node.devices))
+        for _ in range(300):
+            for run in [self.core.state.runs[run] for run in self.core.state.open_runs]:
+                if run.hold:
+                    self.core.resume(run.id)
+            self.clock.at_s += 60
+            self.turn()
+            workers = self.workers()
+            if not workers:
+                break
+            for run, worker in workers:
+                asked: dict[str, Outcome] = {"": "finished", "pause": "paused", "release": "released"}
+                ending = Exit(outcome=asked.get(worker.leaving, "killed"), code=0)
+                self.core.agent_event(
+                    ev.WorkerExited(run=run.id, attempt=worker.attempt, index=worker.index, exit=ending)
+                )
+        assert not self.core.state.open_runs, self.core.waits
+        assert not self.core.state.leases
+
+
+TestCluster = Cluster.TestCase
+# Shrinking a long history takes minutes, and the suite has a time limit: run one failing seed with Phase.shrink by hand.
+TestCluster.settings = settings(
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+    print_blob=True,
+)
