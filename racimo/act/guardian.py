@@ -72,16 +72,22 @@ def record_path(root: str | os.PathLike[str], role: str) -> str:
 
 
 def write_record(root: str | os.PathLike[str], role: str, pid: int | None = None) -> ProcessRecord:
-    """Says in `processes/ROLE.json` who plays that role (this process if no pid is given), atomically."""
+    """Says in `processes/ROLE.json` who plays that role (this process if no pid is given), atomically.
+
+    `OSError`, such as that of a full disk, leaves the old record."""
     pid = os.getpid() if pid is None else pid
     record = ProcessRecord(pid, start_ticks(pid) or 0, role)
     path = record_path(root, role)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     draft = f"{path}.{os.getpid()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(fd, "w") as file:
-        json.dump({"pid": record.pid, "start_ticks": record.start_ticks, "role": role}, file)
-    os.replace(draft, path)
+    try:
+        with open(fd, "w") as file:
+            json.dump({"pid": record.pid, "start_ticks": record.start_ticks, "role": role}, file)
+        os.replace(draft, path)
+    except OSError:
+        os.unlink(draft)
+        raise
     return record
 
 

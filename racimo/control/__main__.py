@@ -60,7 +60,7 @@ def main() -> int:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         service_log.set_up(home.service_logs_dir / "control.log")
         lock = _lock(home)
-        guardian.write_record(home.root, "control")
+        _write_record(home)
         asyncio.run(ControlProcess(home).run())
         os.close(lock)
     except RacimoError as error:
@@ -77,6 +77,13 @@ def _lock(home: Home) -> int:
     except BlockingIOError:
         raise SystemExit(f"racimo.control: another control process works on {home.root}") from None
     return fd
+
+
+def _write_record(home: Home) -> None:
+    try:
+        guardian.write_record(home.root, "control")
+    except OSError as error:  # a full disk; the supervisor knows this process as its child
+        log.warning("cannot record this process: %s", error.strerror)
 
 
 class ControlProcess:

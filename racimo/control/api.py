@@ -65,7 +65,7 @@ class Api:
         self._snapshots = snapshots
         self._shut_down = shut_down
         self._started_wall_s = loop.core.clock.wall_s()
-        self._board = ProgressBoard(carrier)
+        self._board = ProgressBoard(carrier, home.worker_dir(""))
         self._logs = LogSource(carrier, loop)
         self._streams = Streams()
         self._num_execs = 0
@@ -158,21 +158,18 @@ class Api:
             self._secrets.require(spec.secrets)
             await asyncio.to_thread(self._check_files, spec)
         run = await self._loop.change(lambda core: core.submit(spec, request.request))
-        await self._answer_run(exchange, run.id)
+        await exchange.answer(self._view(self.core.state.runs[run.id], with_workers=True))
 
     async def runs(self, exchange: Exchange) -> None:
         limit = int(exchange.number("limit", 50, 1, MAX_LISTED_RUNS))
         if exchange.flag("all"):
             limit = MAX_LISTED_RUNS
         shown = list(itertools.islice(reversed(self.core.state.runs.values()), limit))
-        if any(run.spec.kind == "train" and not run.ended for run in shown):
-            await self._board.refresh()
+        await self._learn_progress(shown)
         await exchange.answer([self._view(run, with_workers=False) for run in shown])
 
     async def run(self, exchange: Exchange) -> None:
         run = self._run(exchange)
-        if run.spec.kind == "train" and not run.ended:
-            await self._board.refresh()
         await self._answer_run(exchange, run.id)
 
     async def wait(self, exchange: Exchange) -> None:
@@ -270,7 +267,13 @@ class Api:
         price = present.price_per_device_hour(self.core.state)
         return present.run_progress(run, self._board.of_run(run.id), self.core.clock.now_s(), price)
 
+    async def _learn_progress(self, runs: list[Run]) -> None:
+        if any(run.spec.kind == "train" and not run.ended for run in runs):
+            await self._board.refresh()
+        await self._board.recall(runs)
+
     async def _answer_run(self, exchange: Exchange, run: str) -> None:
+        await self._learn_progress([self.core.state.runs[run]])
         await exchange.answer(self._view(self.core.state.runs[run], with_workers=True))
 
     async def _change_run(self, exchange: Exchange, change: Callable[[Core, str], Run]) -> None:
@@ -358,6 +361,7 @@ class Api:
                     if last is None or msgspec.structs.replace(view, cost=last.cost) != last:
                         last = view
                         yield view
+        await self._board.recall([self.core.state.runs[run]])
         yield self._run_progress(self.core.state.runs[run])
 
     async def _exec_items(self, run: str, order: WorkerOrder) -> AsyncGenerator[Any, None]:

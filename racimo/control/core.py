@@ -146,6 +146,10 @@ class Core:
         if self._known(worker, event):
             return False
         self._record(event)
+        run = self.state.runs[event.run]
+        if isinstance(event, ev.WorkerStarted) and worker.leaving == "pause" and not run.elastic:
+            # Paused while it was being started, when there was no process to freeze yet.
+            self._stop(run, worker, "pause")
         return True
 
     def resync(self, node_id: str, worker_states: Iterable[WorkerState]) -> None:

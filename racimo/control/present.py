@@ -7,7 +7,7 @@ from racimo.control.core import Core
 from racimo.control.views import NodeView, RunProgress, RunView, WorkerView
 from racimo.spec.home import Home
 from racimo.state.fold import State
-from racimo.state.nouns import Run, Worker, worker_id
+from racimo.state.nouns import Run, Worker, parse_worker_id, worker_id
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -29,8 +29,7 @@ def run_cost(run: Run, now_s: float, price: float) -> float:
 
 def run_progress(run: Run, workers: Iterable[Progress], now_s: float, price: float) -> RunProgress:
     """The run as a whole: the worker that is furthest speaks for all."""
-    prefix = f"{run.id}/{run.attempt}/"
-    own = sorted((p for p in workers if p.worker.startswith(prefix)), key=lambda p: int(p.worker[len(prefix) :]))
+    own = sorted(workers, key=lambda one: parse_worker_id(one.worker))
     first = max(own, key=lambda progress: (progress.step, progress.loss is not None), default=None)
     common = {"run": run.id, "status": run.status, "num_workers": len(run.live_workers)}
     if first is None:

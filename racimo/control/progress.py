@@ -3,28 +3,43 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+
+import msgspec
 
 from racimo.agent.protocol import Progress, ProgressBatch, PullProgress
 from racimo.control.carrier import Carrier
 from racimo.control.loop import Loop
 from racimo.spec.errors import RacimoError
-from racimo.state.nouns import parse_worker_id
+from racimo.state.nouns import Run, parse_worker_id
 
 MIN_INTERVAL_S = 0.25
 """Followers hear at most 4 times a second."""
 PULL_WAIT_S = 30.0
 MAX_REMEMBERED_RUNS = 1_000
 ASK_TIMEOUT_S = 1.0
+LAST_LINE_BYTES = 8_192
 
 log = logging.getLogger("racimo.control.progress")
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What is needed here of a line of `steps.jsonl`."""
+
+    step: int
+    generation: int = 0
+    loss: float | None = None
+    worker: str = ""
 
 
 class ProgressBoard:
     """`newest` by run; of ended runs the last that was seen, for as many runs as bounded."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Carrier, workers_dir: Path) -> None:
         self._carrier = carrier
+        self._workers_dir = workers_dir
+        self._recalled: set[str] = set()
         self._newest: dict[str, dict[str, Progress]] = {}
         self._asked_at_s = 0.0
         self._followers = 0
@@ -44,6 +59,29 @@ class ProgressBoard:
                 self._keep(await self._carrier.request(PullProgress(after=-1)))
         except (RacimoError, TimeoutError) as error:
             log.info("no progress from the agent: %s", error)
+
+    async def recall(self, runs: Iterable[Run]) -> None:
+        """Learns how far ended training runs came, from the commit logs of their workers; once for each run."""
+        for run in runs:
+            if run.ended and run.spec.kind == "train" and run.id not in self._recalled:
+                self._recalled.add(run.id)
+                last = await asyncio.to_thread(last_commit, self._workers_dir / run.id)
+                if last is not None:
+                    self._remember(run.id, last, until=last.step if run.status == "succeeded" else 0)
+
+    def _remember(self, run: str, last: Commit, until: int) -> None:
+        known = max(self._newest.pop(run, {}).values(), key=lambda one: one.step, default=Progress(worker=last.worker))
+        newest = msgspec.structs.replace(
+            known,
+            worker=last.worker,
+            generation=last.generation,
+            step=last.step,
+            until=max(known.until, until),
+            loss=last.loss if last.loss is not None else known.loss,
+            phase="done",
+        )
+        self._newest[run] = {last.worker: newest}
+        self._forget_oldest()
 
     async def changes(self, loop: Loop, run: str) -> AsyncGenerator[None, None]:
         """One item at once and one per change of anybody's progress (at most one per `MIN_INTERVAL_S`) or of the run;
@@ -91,6 +129,28 @@ class ProgressBoard:
             prefix = f"{run}/{attempt}/"
             self._newest[run] = {name: value for name, value in known.items() if name.startswith(prefix)}
             self._newest[run][progress.worker] = progress
-        while len(self._newest) > MAX_REMEMBERED_RUNS:
-            del self._newest[next(iter(self._newest))]
+        self._forget_oldest()
         return batch.number
+
+    def _forget_oldest(self) -> None:
+        while len(self._newest) > MAX_REMEMBERED_RUNS:
+            run = next(iter(self._newest))
+            del self._newest[run]
+            self._recalled.discard(run)
+
+
+def last_commit(folder: Path) -> Commit | None:
+    """The newest commit in any `ATTEMPT/INDEX/steps.jsonl` below a run's folder, named by that worker."""
+    newest: Commit | None = None
+    for path in folder.glob("*/*/steps.jsonl"):
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, path.stat().st_size - LAST_LINE_BYTES))
+                line = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+            commit = msgspec.json.decode(line, type=Commit)
+        except (OSError, msgspec.MsgspecError):
+            continue  # deleted meanwhile, or cut off in the middle of a line
+        if newest is None or commit.step > newest.step:
+            worker = "/".join((folder.name, *path.parts[-3:-1]))
+            newest = msgspec.structs.replace(commit, worker=worker)
+    return newest

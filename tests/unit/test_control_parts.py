@@ -13,6 +13,7 @@ from racimo.control.clock import ClusterClock
 from racimo.control.log_streams import LineSplitter, start_of_tail
 from racimo.control.openapi import describe, page
 from racimo.control.outputs import list_outputs, open_output, read_parts
+from racimo.control.progress import Commit, last_commit
 from racimo.control.redaction import Redactor
 from racimo.control.routes import CALLS
 from racimo.control.secrets import SecretStore
@@ -156,3 +157,16 @@ def test_every_call_is_described_and_every_reference_leads_somewhere() -> None:
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert "http://" not in page() and "https://" not in page() and "src=" not in page()
+
+
+def test_how_far_a_run_came_is_read_from_its_commit_logs(tmp_path: Path) -> None:
+    for worker, lines in {
+        "1/0": "",
+        "1/1": '{"step": 7}\n',
+        "2/0": '{"step": 8}\n{"step": 9, "loss": 0.5}\n',
+        "2/1": '{"st',
+    }.items():
+        (tmp_path / "run-1" / worker).mkdir(parents=True)
+        (tmp_path / "run-1" / worker / "steps.jsonl").write_text(lines)
+    assert last_commit(tmp_path / "run-1") == Commit(step=9, loss=0.5, worker="run-1/2/0")
+    assert last_commit(tmp_path / "run-2") is None
