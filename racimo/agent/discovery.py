@@ -53,7 +53,16 @@ def _nvidia_devices() -> tuple[Device, ...]:
         for folder in sorted(NVIDIA_PROC_DIR.iterdir()):
             match = re.search(r"^Model:\s*(.+)$", (folder / "information").read_text(), re.MULTILINE)
             names.append(match[1] if match else "NVIDIA")
-    return tuple(Device(index, "cuda", name) for index, name in enumerate(names))
+    visible = _visible_indices(len(names))
+    return tuple(Device(index, "cuda", name) for index, name in enumerate(names) if index in visible)
+
+
+def _visible_indices(count: int) -> set[int]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves to this cluster, where it is a list of numbers."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if words == [""] or not all(word.strip().isdigit() for word in words):
+        return set(range(count))
+    return {int(word) for word in words}
 
 
 def _names_from_nvml() -> list[str]:

@@ -2,16 +2,19 @@
 
 import asyncio
 import fcntl
+import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import sys
 import sysconfig
 from pathlib import Path
 
 import msgspec
 
+from racimo.agent.processes import set_parent_death_signal
 from racimo.state.nouns import Failure
 
 BUILD_TIMEOUT_S = 1800.0
@@ -71,7 +74,7 @@ class Environments:
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self._root / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # An installer left over from a dead agent holds the lock too (it inherits nothing, so this is at once).
+            # Free at once: an agent holds it for life, and the kernel ends its installers with it.
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             if not (folder / COMPLETE_FILE).exists():
                 await self._install(folder, requirements)
@@ -99,7 +102,12 @@ class Environments:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._root
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
+                preexec_fn=functools.partial(set_parent_death_signal, signal.SIGKILL),
             )
         try:
             async with asyncio.timeout(BUILD_TIMEOUT_S):

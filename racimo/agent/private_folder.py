@@ -8,12 +8,12 @@ from racimo.spec.errors import RacimoError
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes the folder (0700). `RacimoError` if it is a link, another user's, or open to others."""
+    """Makes the folder (0700). `RacimoError` if it is a link or another user's."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise RacimoError(
-            "home-not-private",
-            f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, not to this one alone",
-            f"chmod 700 {path}",
+            "home-not-private", f"{path} is not a folder of user {os.getuid()}: it belongs to user {found.st_uid}"
         )
+    if found.st_mode & 0o077:
+        path.chmod(0o700)

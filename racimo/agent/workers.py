@@ -189,6 +189,8 @@ class Workers:
 
     async def _finish(self, entry: Entry) -> None:
         """The worker's main process has ended: wait for its zygote's word, clean up, and tell."""
+        if read_exit(entry.directory) is None:
+            await self.zygotes.settle(REAP_WAIT_S)
         if self.zygotes.is_parent_known(entry.name):
             try:
                 async with asyncio.timeout(REAP_WAIT_S):

@@ -84,6 +84,11 @@ class ZygoteKeeper:
         return self.failed_starts >= MAX_FAILED_STARTS
 
     @property
+    def is_of_earlier_agent(self) -> bool:
+        """It lives and was not started here, so it may have workers that it has not told of yet."""
+        return self._process is None and self.record is not None
+
+    @property
     def record(self) -> ProcessRecord | None:
         """The zygote's process as its own file tells it, if it lives."""
         record = read_process_file(self._home.processes_dir / f"zygote-{self.name}.json")
@@ -111,6 +116,12 @@ class ZygoteKeeper:
             return await fork
         finally:
             self._forks.pop(launch.worker, None)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Waits until it is ready or fails to become so, at most `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.ready and (left_s := deadline_s - time.monotonic()) > 0:
+            await self._changed.wait(left_s)
 
     async def close(self, *, end_zygote: bool) -> None:
         """Lets go of the zygote; with `end_zygote` it ends once it has no workers."""

@@ -55,6 +55,11 @@ class Zygotes:
         """Whether a connected zygote is that worker's parent, so that it will tell its exit."""
         return any(worker in keeper.workers for keeper in self._keepers.values())
 
+    async def settle(self, timeout_s: float) -> None:
+        """Waits until every zygote of an earlier agent has told what it knows."""
+        connecting = [keeper.settled(timeout_s) for keeper in self._keepers.values() if keeper.is_of_earlier_agent]
+        await asyncio.gather(*connecting)
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know, such as a zygote that is still importing."""
