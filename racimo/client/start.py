@@ -21,6 +21,8 @@ from racimo.spec.home import Home
 START_LIMIT_S = 60.0
 DOWN_LIMIT_S = 30.0
 POLL_S = 0.02
+TOO_MANY_STARTS = 4
+"""A healthy cluster starts each service once; at the fourth, waiting on would not help."""
 PROBE_TIMEOUT_S = 2.0
 SAY_AFTER_S = 1.0
 SHOWN_LOG_LINES = 15
@@ -58,7 +60,7 @@ def up(home: Home, *, slots: int | None = None, price: float | None = None, say:
         return Started(cluster, fresh=False)
     _prepare_home(home)
     _write_config(home, slots, price)
-    return Started(_await_cluster(home, guardian.start_supervisor(home.root), say), fresh=True)
+    return Started(_start_and_await(home, say), fresh=True)
 
 
 def _finish_earlier_end(home: Home, say: Say) -> None:
@@ -124,10 +126,23 @@ def _write_private(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
+def _start_and_await(home: Home, say: Say) -> ClusterView:
+    """Starts the supervisor and waits; a start that fails leaves no process behind."""
+    pid = guardian.start_supervisor(home.root)
+    try:
+        return _await_cluster(home, pid, say)
+    except BaseException:
+        if guardian.read_live(home.root, "supervisor") is not None:
+            _end_services(home)
+        raise
+
+
 def _await_cluster(home: Home, started_pid: int | None, say: Say) -> ClusterView:
-    """Until `/v1/cluster` answers with a node joined. Ends at once if the supervisor just started ends."""
+    """Until `/v1/cluster` answers with a node joined. Ends at once if the supervisor just started ends, or a service
+    that it starts ends again and again."""
     began_s = time.monotonic()
     said = ""
+    starts = _Starts(home)
     pidfd = os.pidfd_open(started_pid) if started_pid is not None else None
     try:
         while True:
@@ -138,21 +153,37 @@ def _await_cluster(home: Home, started_pid: int | None, say: Say) -> ClusterView
             waits_for = "the control process" if cluster is None else "the node's agent to join"
             if waited_s > START_LIMIT_S:
                 raise _start_failed(home, f"after {START_LIMIT_S:.0f} s still waiting for {waits_for}")
+            if failing := starts.failing():
+                raise _start_failed(home, f"its {failing} process ends again and again")
             if waited_s > SAY_AFTER_S and said != waits_for:
                 said = waits_for
                 say(f"waiting for {waits_for}")
-            if pidfd is None:
-                select.select([], [], [], POLL_S)
-                if not supervisor_alive(home):
-                    raise _start_failed(home, "the supervisor has ended")
-            elif select.select([pidfd], [], [], POLL_S)[0]:
+            ended = select.select([pidfd] if pidfd is not None else [], [], [], POLL_S)[0]
+            if ended and pidfd is not None:
                 os.close(pidfd)
                 pidfd = None
-                if not supervisor_alive(home):  # else another `up` was quicker: its cluster is ours
-                    raise _start_failed(home, "the supervisor ended at once")
+            if pidfd is None and not supervisor_alive(home):
+                # Where another `up` was quicker, ours ends and that one's supervisor lives.
+                raise _start_failed(home, "the supervisor has ended")
     finally:
         if pidfd is not None:
             os.close(pidfd)
+
+
+class _Starts:
+    """Counts the processes that played each service role while somebody looked."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._pids: dict[str, set[int]] = {"control": set(), "agent": set()}
+
+    def failing(self) -> str:
+        """The role that has been started too often for a start, or ""."""
+        for role, pids in self._pids.items():
+            record = guardian.read_live(self._home.root, role)
+            if record is not None:
+                pids.add(record.pid)
+        return next((role for role, pids in self._pids.items() if len(pids) >= TOO_MANY_STARTS), "")
 
 
 def probe(endpoint: Endpoint | None) -> ClusterView | None:
