@@ -67,7 +67,7 @@ class Api:
         self._started_wall_s = loop.core.clock.wall_s()
         self._board = ProgressBoard(carrier, home.worker_dir(""))
         self._logs = LogSource(carrier, loop)
-        self._streams = Streams()
+        self.streams = Streams()
         self._num_execs = 0
 
     @property
@@ -227,14 +227,14 @@ class Api:
         tail = int(exchange.number("tail", 0, 0, MAX_TAIL_LINES)) if "tail" in exchange.query else None
         worker = self._worker_named(run, exchange.query.get("worker", ""))
         lines = self._logs.lines(run.id, follow=exchange.flag("follow"), worker=worker, tail=tail)
-        await self._streams.answer(exchange, lines)
+        await self.streams.answer(exchange, lines)
 
     async def events(self, exchange: Exchange) -> None:
-        await self._streams.answer(exchange, self._events(self._run(exchange).id, exchange.flag("follow")))
+        await self.streams.answer(exchange, self._events(self._run(exchange).id, exchange.flag("follow")))
 
     async def progress(self, exchange: Exchange) -> None:
         run = self._run(exchange)
-        await self._streams.answer(exchange, self._progress_items(run.id, exchange.flag("follow")))
+        await self.streams.answer(exchange, self._progress_items(run.id, exchange.flag("follow")))
 
     async def exec(self, exchange: Exchange) -> None:
         run = self._run(exchange)
@@ -252,7 +252,7 @@ class Api:
             secrets=self._secrets.values(run.spec.secrets),
             exec_of=beside,
         )
-        await self._streams.answer(exchange, self._exec_items(run.id, order))
+        await self.streams.answer(exchange, self._exec_items(run.id, order))
 
     # Within
 

@@ -57,9 +57,9 @@ class Gate:
 
     async def _fail(self, scope: Scope, send: Send, error: RacimoError, started: bool) -> None:
         if started:
-            # Too late for a status: cutting the stream off tells the client that it is not whole.
+            # Too late for a status. Without its last chunk the client knows that the answer is not whole.
             log.warning("%s %s broke off: %s", scope["method"], scope["path"], error.message)
-            raise ConnectionAbortedError(error.message)
+            return
         body = msgspec.json.encode(ErrorView(code=error.code, message=error.message, hint=error.hint))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if error.kind.http_status == 401:

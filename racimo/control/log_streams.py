@@ -54,7 +54,7 @@ def start_of_tail(content: bytes, num_lines: int) -> int | None:
         end = content.rfind(b"\n", 0, end)
         if end < 0:
             return None
-    return end + 1
+    return min(end + 1, len(content))
 
 
 class LogSource:

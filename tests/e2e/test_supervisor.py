@@ -72,6 +72,8 @@ def test_the_end_leaves_nothing_even_when_the_agent_is_down(fresh_cluster: LiveC
         cluster.home.config_file.write_text('{"slots": "nonsense"}')  # from now on the agent cannot start
         cluster.kill(live(cluster, "agent") or 0)
         assert Path(f"/proc/{worker}").exists(), "workers outlive the agent"
+        log = Path(cluster.home.service_logs_dir, "supervisor.log")
+        wait_until(lambda: "; again in 0.1 s" in log.read_text(), "restarts become slower, and the log says so", 10)
         if how == "api":
             assert client.post("/v1/shutdown").json() == {"ok": True}
         else:

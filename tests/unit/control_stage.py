@@ -182,11 +182,11 @@ class Stage:
         self.loop = Loop(self.core, self.carrier.carry)
         self.carrier.loop = self.loop
         self.shut_down = asyncio.Event()
-        api = Api(
+        self.api = Api(
             home, "cluster", "http://127.0.0.1:1", self.loop, self.carrier, self.secrets, self.snapshots,
             self.shut_down.set,
         )  # fmt: skip
-        self.app = Gate(Dispatcher(api), TOKEN)
+        self.app = Gate(Dispatcher(self.api), TOKEN)
         transport = httpx.ASGITransport(app=self.app)  # type: ignore[arg-type]
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1", headers=HEADERS)
 
