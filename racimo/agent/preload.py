@@ -5,6 +5,7 @@ optimizer would import otherwise) 0.9 s. None of it starts a thread, with the Op
 """
 
 import importlib
+import weakref
 from collections.abc import Callable
 
 TORCH_MODULES = (
@@ -46,6 +47,14 @@ def preload_torch() -> None:
         except ModuleNotFoundError:
             if name not in OPTIONAL:
                 raise
+    _forget_finalizers()
+
+
+def _forget_finalizers() -> None:
+    """What importing registered for the interpreter's end (torch takes its operator libraries apart: 50 ms) is of no
+    use in a worker that ends by `os._exit`; what the user's code registers later still runs."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 PRELOADS: dict[str, Callable[[], None]] = {"plain": preload_plain, "torch": preload_torch}
