@@ -19,9 +19,9 @@ class Text(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __init__(self, block: int, split: Literal["train", "sample"] = "train") -> None:
         pages = "\n\n".join(topics[name].strip() for name in sorted(topics))
-        ids = encode(re.sub(r"[ +|=*-]{3,}", " ", pages))  # tables and rulers say little
-        cut = int(len(ids) * (1 - SAMPLE_SHARE))
-        self.ids = ids[:cut] if split == "train" else ids[cut:]
+        pages = re.sub(r"[ +|=*-]{3,}", " ", pages)  # tables and rulers say little
+        cut = pages.index("\n\n", int(len(pages) * (1 - SAMPLE_SHARE))) + 2
+        self.ids = encode(pages[:cut] if split == "train" else pages[cut:])
         self.block = block
 
     def __len__(self) -> int:

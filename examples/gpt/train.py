@@ -5,7 +5,6 @@ python examples/gpt/train.py                                 # the same code as 
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ class TrainConfig:
 
     steps: int = 600
     global_batch_size: int = 16
+    micro_shards: int = 8
+    """Pieces of a global batch: the same count gives the same weights on any number of workers, up to one each."""
     learning_rate: float = 6e-3
     clip_norm: float = 1.0
     ema: bool = False
@@ -51,7 +52,12 @@ def train(config: dict[str, Any]) -> None:
     schedule = warm_cosine(optimizer, settings)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99)) if settings.ema else None
     state = {"schedule": schedule} | ({"average": average} if average else {})
-    batches = racimo.Batches(Text(shape.block), global_batch_size=settings.global_batch_size, seed=settings.seed)
+    batches = racimo.Batches(
+        Text(shape.block),
+        global_batch_size=settings.global_batch_size,
+        micro_shards=settings.micro_shards,
+        seed=settings.seed,
+    )
 
     # Resumes from a checkpoint, heals when a worker dies, takes in workers that join.
     for step in run.steps(model, optimizer, batches, until=settings.steps, state=state):
@@ -69,7 +75,7 @@ def train(config: dict[str, Any]) -> None:
             run.report(loss=step.loss, gradient_norm=norm.item())
 
     if run.rank == 0:
-        write_results(model, average or model, Path(os.environ.get("RACIMO_OUTPUT_DIR", ".")), settings)
+        write_results(model, average or model, run.output_dir, settings)
 
 
 def warm_cosine(optimizer: torch.optim.Optimizer, settings: TrainConfig) -> torch.optim.lr_scheduler.LRScheduler:
