@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from racimo.cli.console import is_terminal, talk, width, write_json
-from racimo.cli.render import event_line, failure_lines, log_text, progress_words
+from racimo.cli.render import come_back, ended_words, event_line, failure_lines, log_text, progress_words
 from racimo.client.api import Client
 from racimo.control.views import LogLine, RunProgress, RunView
 from racimo.spec.errors import ExitCode, RacimoError
@@ -120,17 +120,13 @@ def follow(client: Client, view: RunView, *, as_json: bool = False, quiet: bool 
     return finish(final, as_json=as_json, quiet=quiet)
 
 
-def come_back(run: str) -> str:
-    return f"racimo: {run} goes on without you\n  come back:  racimo logs -f {run}\n  end it:     racimo stop {run}"
-
-
 def finish(view: RunView, *, as_json: bool, quiet: bool) -> int:
     """Says how the run ended; the exit code."""
     if as_json:
         write_json(view)
     if view.status == "succeeded":
         if view.kind == "train" and not quiet:
-            talk(f"{view.id} succeeded; outputs: racimo get {view.id}")
+            talk(f"{view.id} {'  '.join(ended_words(view))}; outputs: racimo get {view.id}")
         return ExitCode.OK
     if view.failure is not None:
         print("\n".join(failure_lines(view.failure)), file=sys.stderr)

@@ -173,6 +173,22 @@ def progress_words(progress: RunProgress, *, with_cost: bool = True, price_known
     return "  ".join(parts)
 
 
+def come_back(run: str) -> str:
+    return f"racimo: {run} goes on without you\n  come back:  racimo logs -f {run}\n  end it:     racimo stop {run}"
+
+
+def ended_words(view: RunView) -> list[str]:
+    """How a training run ended: status, last step and loss, time, cost."""
+    words: list[str] = [view.status]
+    progress = view.progress
+    if progress is not None and progress.step:
+        words.append(f"step {progress.step}/{progress.until}" if progress.until else f"step {progress.step}")
+        if progress.loss is not None:
+            words.append(f"loss {format_loss(progress.loss)}")
+    words.append(f"in {format_duration(view.running_s)}")
+    return [*words, format_money(view.cost)] if view.price_known else words
+
+
 def event_line(record: Record) -> str:
     """`15:04:05  attempt planned  attempt 1, workers 0 1: the queue was empty`."""
     event = record.event

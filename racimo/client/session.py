@@ -120,7 +120,7 @@ class Session:
             except Disconnected as error:
                 if not repeat or isinstance(error, httpx.ReadTimeout):
                     raise self.unreachable(f"lost the connection during {method} {path}: {_words(error)}") from None
-                self.recover(backoff, error)
+                self.recover(backoff, error, patient=True)  # a kept-alive connection that was closed meanwhile
 
     @contextlib.contextmanager
     def open_stream(
@@ -143,7 +143,6 @@ class Session:
             if endpoint is None:
                 raise self.unreachable(_words(error)) from None
             self._endpoint = endpoint
-            return
         if not backoff.wait():
             raise self.unreachable(_words(error)) from None
         self._endpoint = self._finder.find() or self._endpoint

@@ -8,7 +8,6 @@ import pytest
 from fixed_views import CLUSTER, EVENTS, FAILED, FAILURE, NODE, PROGRESS, TRAINING, WAITING
 
 from racimo.cli import console, render
-from racimo.cli.follow import come_back
 from racimo.cli.main import COMMANDS, load, make_parser, overview
 from racimo.cli.service import cluster_lines
 from racimo.spec.errors import RacimoError
@@ -105,6 +104,12 @@ def test_the_live_line(golden: Golden) -> None:
     golden("screens/live-line.txt", "\n".join(lines))
 
 
+def test_how_a_training_run_ended(golden: Golden) -> None:
+    ended = msgspec.structs.replace(TRAINING, status="succeeded")
+    free = msgspec.structs.replace(ended, price_known=False, progress=None)
+    golden("screens/ended.txt", "\n".join("  ".join(render.ended_words(view)) for view in (ended, free)))
+
+
 def test_errors_have_code_and_hint(golden: Golden) -> None:
     errors = [
         RacimoError("unreachable", "no cluster answers at http://127.0.0.1:1: refused", "racimo up"),
@@ -116,4 +121,4 @@ def test_errors_have_code_and_hint(golden: Golden) -> None:
 
 def test_leaving_says_how_to_come_back_and_how_to_end_it(golden: Golden) -> None:
     """skypilot#402, skypilot#756: people fear Ctrl-C because they do not know what it kills."""
-    golden("screens/ctrl-c.txt", come_back("gpt-3"))
+    golden("screens/ctrl-c.txt", render.come_back("gpt-3"))

@@ -79,6 +79,19 @@ def test_waiting_has_an_end_and_says_what_it_waits_for(tmp_path: Path, monkeypat
     assert stage.said and stage.said[0].startswith("waiting for the control process")
 
 
+def test_a_kept_alive_connection_that_was_closed_is_opened_again(tmp_path: Path) -> None:
+    closed = httpx.RemoteProtocolError("Server disconnected without sending a response.")
+    stage = Stage(tmp_path, {"GET /v1/nodes": Turns(closed, [])})
+    assert stage.client.nodes() == []
+
+
+def test_where_nobody_starts_it_again_a_refused_connection_is_said_at_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {"GET /v1/nodes": httpx.ConnectError("refused")}, supervised=False)
+    with pytest.raises(RacimoError) as caught:
+        stage.client.nodes()
+    assert caught.value.code == "unreachable" and len(stage.requests) == 1
+
+
 def test_shutdown_is_not_sent_twice(tmp_path: Path) -> None:
     stage = Stage(tmp_path, {"POST /v1/shutdown": httpx.ReadError("reset")})
     with pytest.raises(RacimoError, match="lost the connection"):
