@@ -186,8 +186,9 @@ class SqliteJournal:
                 raise self._disk_full() from error
             raise RacimoError("journal-unreadable", f"{self._path} cannot be opened: {error}") from error
         except sqlite3.DatabaseError as error:
-            # Reading says where the damage begins.
+            # Reading says where the damage begins. A file shorter than its header says is read only in this mode.
             self._notes.append(f"{self._path} is damaged: {error}")
+            db.execute("PRAGMA writable_schema = ON")
         return db
 
     def _read(self) -> _Contents:

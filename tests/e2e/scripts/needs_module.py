@@ -1,0 +1,3 @@
+import a_module_that_nobody_has
+
+print(a_module_that_nobody_has)

@@ -1,0 +1,109 @@
+"""kill -9 of every service process, for real, with a command and a training run in flight."""
+
+import json
+import os
+import time
+
+import pytest
+from conftest import LiveCluster, wait_until
+
+from racimo.spec.run import RunSpec
+from test_training import committed, final_hash, live_worker_pids, steps_of, submit
+
+pytestmark = pytest.mark.e2e
+ROLES = ("control", "agent", "zygote-plain", "zygote-torch", "supervisor")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: LiveCluster) -> str:
+    return final_hash(cluster, submit(cluster, "--config", "steps=80"))
+
+
+def revived(cluster: LiveCluster, role: str, old_pid: int) -> bool:
+    try:
+        pid = cluster.service_pid(role)
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    return pid != old_pid and os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_any_service_may_be_killed_while_work_runs(cluster: LiveCluster, undisturbed: str, role: str) -> None:
+    training = submit(cluster, "--config", "steps=80", "--config", "pause_s=0.03", "--workers", "2")
+    script = 'echo begin >> "$RACIMO_OUTPUT_DIR/times"; sleep 2; echo end >> "$RACIMO_OUTPUT_DIR/times"; exit 7'
+    command = cluster.cli("run", "--detach", "--", "sh", "-c", script).stdout.split()[0]
+    times = cluster.home.output_dir(command) / "times"
+    wait_until(lambda: committed(cluster, training) >= 10 and times.exists(), "both are running")
+
+    old_pid = cluster.service_pid(role)
+    cluster.kill(old_pid)
+    wait_until(lambda: revived(cluster, role, old_pid), f"a new {role}", 10)
+
+    view = cluster.client().wait(command, timeout_s=30)
+    assert view.status == "failed" and view.failure is not None and "7" in view.failure.message
+    assert times.read_text() == "begin\nend\n", "ran once, to its end"
+    assert final_hash(cluster, training) == undisturbed
+    assert all(node.num_free == len(node.node.devices) for node in cluster.client().nodes())
+    assert cluster.cli("run", "--", "echo", "still here").stdout == "still here\n"
+
+
+def test_training_goes_on_while_the_control_process_is_down(cluster: LiveCluster, undisturbed: str) -> None:
+    """The supervisor is stopped first, so the control process stays down for as long as we look."""
+    import signal
+
+    training = submit(cluster, "--config", "steps=80", "--config", "pause_s=0.05", "--workers", "2")
+    wait_until(lambda: committed(cluster, training) >= 5, "some steps")
+    supervisor, control = cluster.service_pid("supervisor"), cluster.service_pid("control")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        cluster.kill(control)
+        died_at = time.monotonic()
+        wait_until(
+            lambda: sum(line["t"] > died_at + 1.0 for line in steps_of(cluster, training)) >= 2,
+            "steps committed one second and more after the control process died",
+            10,
+        )
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert final_hash(cluster, training) == undisturbed
+
+
+def test_a_worker_that_dies_while_control_is_down_is_replaced_within_four_seconds(
+    cluster: LiveCluster, undisturbed: str
+) -> None:
+    training = submit(cluster, "--config", "steps=80", "--config", "pause_s=0.05", "--workers", "2")
+    wait_until(lambda: committed(cluster, training) >= 5, "some steps")
+    victim = live_worker_pids(cluster, training)[1]
+    cluster.kill(cluster.service_pid("control"))
+    cluster.kill(victim)
+    killed_at = time.monotonic()
+    wait_until(lambda: any(line["t"] > killed_at and line["generation"] >= 3 for line in steps_of(cluster, training)),
+               "a step committed by a generation with the replacement", 4)  # fmt: skip
+    assert final_hash(cluster, training) == undisturbed
+
+
+def test_everything_killed_at_once_comes_back_with_up(fresh_cluster: LiveCluster) -> None:
+    fresh_cluster.up()
+    done = fresh_cluster.cli("run", "--detach", "--name", "kept", "--", "sh", "-c", "sleep 1; exit 0")
+    run = done.stdout.split()[0]
+    for pid in fresh_cluster.pids():
+        fresh_cluster.kill(pid)
+    fresh_cluster.up()
+    view = fresh_cluster.client().wait(run, timeout_s=30)
+    assert view.status == "lost" and view.failure is not None and view.failure.code == "worker-lost"
+    assert fresh_cluster.cli("run", "--", "echo", "back").stdout == "back\n"
+
+
+def test_a_torn_journal_is_cut_and_said(fresh_cluster: LiveCluster) -> None:
+    fresh_cluster.up()
+    client = fresh_cluster.client()
+    runs = [client.submit(RunSpec(command=("true",), files="")).id for _ in range(40)]
+    assert all(client.wait(run, timeout_s=30).status == "succeeded" for run in runs[-4:])
+    assert fresh_cluster.cli("down").returncode == 0
+    journal = fresh_cluster.home.journal_file
+    os.truncate(journal, os.path.getsize(journal) * 2 // 3)
+    up = fresh_cluster.cli("up")
+    assert up.returncode == 0, up.stderr
+    warnings = fresh_cluster.client().cluster().warnings
+    assert any("torn" in warning or "cut" in warning for warning in warnings), warnings
+    assert fresh_cluster.cli("run", "--", "echo", "on").stdout == "on\n"
