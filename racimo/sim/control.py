@@ -1,5 +1,6 @@
 """The control process in the simulation: the real `Core`, killed at any boundary and started again."""
 
+import random
 from collections.abc import Callable, Iterable
 
 from racimo.act.journal import MemoryDisk, MemoryJournal
@@ -42,6 +43,9 @@ class SimControl:
         self.disk = MemoryDisk()
         self.core: Core | None = None
         self.die_in_boundaries = 0
+        self.death_rate = 0.0
+        """The chance to die at any boundary, for storms."""
+        self.rng = random.Random(seed)
         self.deaths: dict[str, int] = {}
         self.on_death: Callable[[], None] = lambda: None
         self.on_commit: Callable[[Core], None] = lambda core: None
@@ -92,6 +96,8 @@ class SimControl:
             self.timeline.after(STEP_S, self._step)
 
     def boundary(self, where: str) -> None:
+        if self.rng.random() < self.death_rate:
+            raise ControlKilled(where)
         if self.die_in_boundaries:
             self.die_in_boundaries -= 1
             if not self.die_in_boundaries:

@@ -198,7 +198,7 @@ class SimMachine:
                     self._run_on(worker)
         elif worker.ready:
             self._ask_to_leave(worker, how)
-        elif how == "pause" and not worker.frozen:
+        elif how == "pause" and not worker.frozen and worker.pid is not None:
             worker.frozen = True
             if worker.timer is not None:
                 worker.timer.cancel()

@@ -162,13 +162,14 @@ class World:
         kinds: dict[str, Callable[[], None]] = {
             "control": lambda: self.control.kill(),
             "control at a boundary": self._kill_at_boundary,
+            "storm": self._storm,
             "agent": self.machine.kill_agent,
             "agent in a request": self._kill_in_request,
             "zygote": self._kill_zygote,
             "supervisor": self._kill_supervisor,
             "worker": self._kill_worker,
         }
-        weights = (2, 6, 2, 3, 1, 1, 5)
+        weights = (2, 6, 1, 2, 3, 1, 1, 5)
         for _ in range(self.rng.randint(3, 25)):
             kind = self.rng.choices(tuple(kinds), weights)[0]
             self.timeline.after(self.rng.uniform(0, 60), lambda k=kind: self._strike(k, kinds[k]))  # type: ignore[misc]
@@ -179,6 +180,14 @@ class World:
 
     def _kill_at_boundary(self) -> None:
         self.control.die_in_boundaries = self.rng.randint(1, 40)
+
+    def _storm(self) -> None:
+        """For a while every boundary may be the last, those of the recovery itself included."""
+        self.control.death_rate = 0.05
+        self.timeline.after(self.rng.uniform(1, 20), self._calm)
+
+    def _calm(self) -> None:
+        self.control.death_rate = 0.0
 
     def _kill_in_request(self) -> None:
         self.machine.die_in_requests = self.rng.randint(1, 20)

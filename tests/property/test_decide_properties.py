@@ -289,7 +289,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-# Shrinking a long history takes minutes, and the suite has a time limit: run one failing seed with Phase.shrink by hand.
+# Shrinking a long history takes minutes, and the suite has a time limit: add Phase.shrink by hand.
 TestCluster.settings = settings(
     max_examples=100,
     stateful_step_count=30,

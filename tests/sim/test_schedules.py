@@ -16,6 +16,7 @@ from racimo.sim.checks import Violated, story
 from racimo.sim.control import SimControl
 from racimo.sim.machine import AgentDown, SimMachine
 from racimo.sim.world import World
+from racimo.state.nouns import Run
 
 NUM_SEEDS = 200
 
@@ -43,7 +44,7 @@ def test_the_schedules_reach_every_kind_of_death_and_every_boundary() -> None:
         faults.update(world.num_faults)
     boundaries = {"append", "appended", "commit", "committed", "effect", "effected", "acknowledge", "acknowledged"}
     assert boundaries <= set(deaths)
-    assert {"agent", "agent in a request", "zygote", "supervisor", "worker", "control"} <= set(faults)
+    assert {"storm", "agent", "agent in a request", "zygote", "supervisor", "worker", "control"} <= set(faults)
 
 
 def test_without_faults_everything_ends_as_its_code_says() -> None:
@@ -90,6 +91,11 @@ def test_acting_before_committing_would_be_caught(monkeypatch: pytest.MonkeyPatc
 def test_forgetting_to_look_for_strangers_after_a_restart_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Core, "resync", lambda core, node, workers: None)
     assert broken_worlds()
+
+
+def test_beginning_a_new_attempt_before_the_old_one_is_gone_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "live_workers", property(lambda run: []))
+    assert broken_worlds(20)
 
 
 def test_acknowledging_before_committing_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:

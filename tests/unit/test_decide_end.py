@@ -122,6 +122,15 @@ def test_a_command_is_paused_by_freezing_and_keeps_its_devices() -> None:
     assert hows(stage) == ["pause", "pause"], "it can be paused again"
 
 
+def test_a_command_paused_while_it_starts_is_frozen_once_it_has_a_process() -> None:
+    stage = Stage()
+    run = stage.command()
+    stage.core.pause(run)
+    stage.turn()
+    stage.started(run)
+    assert hows(stage) == ["pause"]
+
+
 def test_a_frozen_run_can_be_stopped() -> None:
     stage = Stage()
     run = stage.command()
