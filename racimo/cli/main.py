@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code (`spec.errors.ExitCode`)."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(error.text, file=sys.stderr)
         return USAGE
