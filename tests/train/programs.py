@@ -64,7 +64,8 @@ def everything(config: dict[str, Any]) -> None:
     )
     for step in steps:
         for batch in step:
-            time.sleep(config.get("pause_s", 0.0))
+            if "pause_s" in config:
+                time.sleep(config["pause_s"])
             step.backward(cross_entropy(model(batch.x), batch.y))
         clip_grad_norm_(model.parameters(), 0.5)
         step.apply()

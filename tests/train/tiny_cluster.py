@@ -36,6 +36,7 @@ from racimo.agent.protocol import (
 from racimo.spec.run import CheckpointSpec
 from racimo.worker.context import CONTEXT_VARIABLE, WorkerLeaving
 from racimo.worker.train import faults
+from racimo.worker.train.batches import Batches
 
 Fault = tuple[int, str, int]
 """Worker index, point, committed steps from which on it strikes."""
@@ -131,7 +132,10 @@ class TinyCluster:
         owner: list[Child] = []
 
         def read() -> None:
-            content = connection.recv(65536)
+            try:
+                content = connection.recv(65536)
+            except ConnectionResetError:
+                content = b""
             if not content:
                 self._hang_up(connection)
                 return
@@ -186,6 +190,8 @@ class TinyCluster:
         if not self.generations and any(child.ready is None for child in live):
             return
         ready = [child for child in live if child.ready is not None]
+        if "finished" in self.outcomes:
+            ready = [child for child in ready if child.index in self._member_indices]
         members = tuple(Member(self._name(child.index), child.ready.address) for child in ready if child.ready)
         if not members or (self.generations and self.generations[-1].members == members):
             return
@@ -204,6 +210,10 @@ class TinyCluster:
     def pause(self) -> None:
         for child in self.live:
             self._send(child, PleasePause())
+
+    @property
+    def _member_indices(self) -> set[int]:
+        return {int(m.worker.rsplit("/", 1)[1]) for m in self.generations[-1].members} if self.generations else set()
 
     @property
     def next_generation(self) -> int:
@@ -266,7 +276,7 @@ class TinyCluster:
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             self._selector.close()
             self._listener.close()
-            for other in self.children.values():
+            for other in self.live:
                 os.close(other.pidfd)
                 if other.connection is not None:
                     other.connection.close()
@@ -297,8 +307,11 @@ class TinyCluster:
         self._selector.unregister(child.pidfd)
         _, child.status = os.waitpid(child.pid, 0)
         os.close(child.pidfd)
-        if self._replace and child.outcome == "SIGKILL":
+        if self._replace and child.outcome == "SIGKILL" and "finished" not in self.outcomes:
             self._start_one()
+        if child.outcome == "finished":  # nobody joins any more; who did not become a member is aborted
+            for late in [late for late in self.live if late.index not in self._member_indices]:
+                os.kill(late.pid, signal.SIGKILL)
         self._announce()
 
     # Time
@@ -350,6 +363,23 @@ def committed_lines(home: Path) -> list[dict[str, Any]]:
     """All lines of all `steps.jsonl`, whatever the attempt."""
     files = sorted((home / "workers").rglob("steps.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
+
+
+def every_micro_shard_counted_once(home: Path, until: int, num_samples: int = 100) -> None:
+    """Asserts it from the workers' own lines: steps 1..until without a gap, each shard of each in one contribution.
+
+    A step has lines of two generations only if whoever committed it in the older one died alone; the newer counts."""
+    lines = committed_lines(home)
+    batches = Batches(range(num_samples), global_batch_size=32)
+    assert {line["step"] for line in lines} == set(range(1, until + 1))
+    for step in range(1, until + 1):
+        of_step = [line for line in lines if line["step"] == step]
+        newest = max(line["generation"] for line in of_step)
+        for line in of_step:
+            if line["generation"] == newest:
+                counted = sorted(shard for shards in line["contributions"].values() for shard in shards)
+                assert counted == batches.present(step - 1, 8), line
+    assert len({(line["step"], line["loss"]) for line in lines}) == until, "a step with two losses"
 
 
 def _killer(mine: list[Fault]) -> Callable[[str, int], None]:

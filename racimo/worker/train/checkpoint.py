@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,11 @@ import msgspec
 from racimo.spec.errors import RacimoError
 from racimo.version import __version__
 from racimo.worker.train.messages import Identity
-from racimo.worker.train.state import StateTree
+from racimo.worker.train.state import StateTree, join, split
 
 MANIFEST = "racimo.json"
+STRUCTURE = "racimo.structure"
+"""Among the tensors, which go by their path (`model.0.weight`), one pickle says how they hang together."""
 _STEP = re.compile(r"step-(\d+)")
 _CHUNK_BYTES = 2**20
 
@@ -158,8 +161,10 @@ def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree)
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
     try:
-        save(tree, storage_writer=FileSystemWriter(work, sync_files=True), no_dist=True)
+        structure, tensors = split(tree)
+        save({STRUCTURE: structure, **tensors}, storage_writer=FileSystemWriter(work, sync_files=True), no_dist=True)
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if isinstance(cause, OSError)), error) from error
@@ -181,6 +186,7 @@ def _read(folder: Path) -> StateTree:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as load_into
 
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
     flat: dict[str, Any] = {
@@ -190,29 +196,7 @@ def _read(folder: Path) -> StateTree:
         for name, entry in metadata.state_dict_metadata.items()
     }
     load_into(flat, storage_reader=reader, no_dist=True)
-    tree: StateTree = {"model": {}, "optimizer": {}, "state": {}}
-    for name, value in flat.items():
-        _put(tree, metadata.planner_data[name], value)
-    return tree
-
-
-def _put(tree: Any, path: tuple[str | int, ...], value: Any) -> None:
-    """Undoes the flattening of nested dicts and lists."""
-    for key, following in zip(path, (*path[1:], None), strict=True):
-        content = value if following is None else ([] if _is_index(tree, key, following) else {})
-        if isinstance(tree, list):
-            assert isinstance(key, int)
-            tree.extend([None] * (key + 1 - len(tree)))
-            if following is None or tree[key] is None:
-                tree[key] = content
-        elif following is None or key not in tree:
-            tree[key] = content
-        tree = tree[key]
-
-
-def _is_index(tree: Any, key: str | int, following: str | int) -> bool:
-    # An optimizer's `state` is a dict with integer keys, the only one that torch writes.
-    return isinstance(following, int) and key != "state"
+    return join(flat.pop(STRUCTURE), flat)
 
 
 def _checked_manifest(folder: Path) -> Manifest:

@@ -255,11 +255,10 @@ class Crew:
         faults.point("applying", self.step)
         self.trained.optimizer.step()
         self._store.drop_gradients()
-        shards = self._ledger.leaves
         self._ledger.keep(())
         self.step += 1
         faults.point("applied", self.step)
-        self._telemetry.committed(outcome, shards, outcome.weight if self._tokens is not None else None)
+        self._telemetry.committed(outcome, outcome.weight if self._tokens is not None else None)
 
     # Together
 

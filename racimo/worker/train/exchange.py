@@ -49,7 +49,7 @@ def exchange(
     _compare_checksums(contributions, mesh, step)
     # All have committed the step before, so nobody needs its gradient from me any more.
     store.arena.reduced_step = 0
-    expression, outcome = _combine(contributions, tree, mesh.number)
+    expression, outcome = _combine(contributions, tree, mesh)
     if outcome.weight <= 0.0:
         raise RacimoError(
             "steps-misused",
@@ -68,7 +68,7 @@ def exchange(
     return outcome
 
 
-def _combine(contributions: Sequence[Contribution], tree: Tree, generation: int) -> tuple[Expression, Outcome]:
+def _combine(contributions: Sequence[Contribution], tree: Tree, mesh: Mesh) -> tuple[Expression, Outcome]:
     held: dict[tuple[int, int], tuple[int, Holding]] = {}
     for rank, contribution in enumerate(contributions):
         for holding in contribution.holdings:
@@ -88,12 +88,16 @@ def _combine(contributions: Sequence[Contribution], tree: Tree, generation: int)
         used = bytearray(a | b for a, b in zip(used, holding.used, strict=True))
     outcome = Outcome(
         step=contributions[0].step + 1,
-        generation=generation,
+        generation=mesh.number,
         weight=weight,
         loss=weighted_loss / weight if weight else float("nan"),
         num_samples=sum(holding.num_samples for _, holding in held.values()),
         used=bytes(used),
         pause=any(contribution.pause for contribution in contributions),
+        contributions={
+            mesh.members[rank].rsplit("/", 1)[1]: tuple(sorted(leaf for h in given.holdings for leaf in h.leaves))
+            for rank, given in enumerate(contributions)
+        },
     )
     return sources, outcome
 

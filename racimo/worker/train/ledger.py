@@ -67,10 +67,6 @@ class Ledger:
         for block in [block for block in self._held if block not in blocks]:
             self._release(self._held.pop(block).slot)
 
-    @property
-    def leaves(self) -> list[int]:
-        return sorted(leaf for held in self._held.values() for leaf in held.leaves)
-
     def holdings(self) -> tuple[Holding, ...]:
         return tuple(
             Holding(

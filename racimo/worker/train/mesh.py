@@ -150,6 +150,7 @@ class Switchboard:
         self._link = link
         self._listener = listener
         self._number = 0
+        self._joined = False
         self._leavers: dict[str, int] = {}
 
     # Generations
@@ -171,8 +172,11 @@ class Switchboard:
             assert newest is not None
             self._number = newest.number
             members = tuple(member.worker for member in newest.members)
-            if newest.attempt != self.attempt or self.me not in members:
-                raise WorkerLeaving("released")
+            if self.me not in members:
+                if self._joined or newest.attempt > self.attempt:
+                    raise WorkerLeaving("released")
+                continue  # the others' present generation; one with me will come
+            self._joined = True
             self.mesh = Mesh(newest.number, members, self.me)
             try:
                 self._connect(self.mesh, [member.address for member in newest.members], waiting)

@@ -45,6 +45,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     used: bytes
     pause: bool
+    contributions: dict[str, tuple[int, ...]]
+    """Worker index (as text) to the micro-shards that it contributed."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +95,10 @@ class Summed(_Packet, frozen=True, kw_only=True):
 
 
 class StateOffer(_Packet, frozen=True, kw_only=True):
-    """The whole training state in the memfd that comes with it: `skeleton_bytes` of pickle, then tensors."""
+    """The whole training state in the memfd that comes with it: `head_bytes` of pickle, then tensors."""
 
     step: int
-    skeleton_bytes: int
+    head_bytes: int
     size_bytes: int
 
 

@@ -56,6 +56,7 @@ class Run:
         self._loops = 0
         self._running = False
         self._step = 0
+        torch.manual_seed(self.seed)
         seeds.seed_all(self.seed)
 
     @property

@@ -62,60 +62,75 @@ def copy_to_host(value: Any) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the contents of tensors out: only their place in the memory that goes along."""
+    """Leaves tensors out; only their names stay."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[torch.Tensor] = []
-        self.size_bytes = 0
+        self._names = names
+        self.tensors: dict[str, torch.Tensor] = {}
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        offset = self.size_bytes
-        self.tensors.append(value.detach())
-        self.size_bytes += -(-value.numel() * value.element_size() // _ALIGN_BYTES) * _ALIGN_BYTES
-        return offset, value.dtype, tuple(value.shape)
+        # Tensors inside objects have no path of their own.
+        name = self._names.get(id(value), f"other.{len(self.tensors)}")
+        self.tensors[name] = value.detach()
+        return name
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: mmap.mmap, base: int) -> None:
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__(file)
-        self._memory = memory
-        self._base = base
+        self._tensors = tensors
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        offset, dtype, shape = pid
-        count = int(numpy.prod(shape, dtype=numpy.int64))
-        if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._base + offset)
-        return flat.clone().view(shape)
+        return self._tensors[pid]
+
+
+def _name_tensors(value: Any, path: str, names: dict[int, str]) -> None:
+    if isinstance(value, torch.Tensor):
+        names.setdefault(id(value), path)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _name_tensors(item, f"{path}.{key}" if path else str(key), names)
+    elif isinstance(value, list | tuple):
+        for position, item in enumerate(value):
+            _name_tensors(item, f"{path}.{position}", names)
+
+
+def split(tree: StateTree) -> tuple[bytes, dict[str, torch.Tensor]]:
+    """The structure as a pickle without tensors, and the tensors by their path, such as `model.0.weight`."""
+    names: dict[int, str] = {}
+    _name_tensors(tree, "", names)
+    file = io.BytesIO()
+    pickler = _Pickler(file, names)
+    pickler.dump(tree)
+    return file.getvalue(), pickler.tensors
+
+
+def join(structure: bytes, tensors: Mapping[str, torch.Tensor]) -> StateTree:
+    """Undoes `split`. Only for content of the same user: the structure is a pickle."""
+    return cast(StateTree, _Unpickler(io.BytesIO(structure), tensors).load())
 
 
 def pack(tree: StateTree, step: int) -> tuple[StateOffer, int]:
     """The state in a new memfd: a small pickle of its structure, then the tensors' bytes."""
-    skeleton = io.BytesIO()
-    pickler = _Pickler(skeleton)
-    pickler.dump(tree)
-    base = -(-skeleton.tell() // _ALIGN_BYTES) * _ALIGN_BYTES
-    size = max(base + pickler.size_bytes, mmap.PAGESIZE)
+    structure, tensors = split(tree)
+    table = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    head = pickle.dumps((structure, table), protocol=pickle.HIGHEST_PROTOCOL)
+    size = max(_aligned(len(head)) + sum(_aligned(t.numel() * t.element_size()) for t in tensors.values()), 1)
     fd = os.memfd_create("racimo-state", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     with mmap.mmap(fd, size) as memory:
-        memory[: skeleton.tell()] = skeleton.getvalue()
-        _fill(memory, base, pickler.tensors)
-    return StateOffer(step=step, skeleton_bytes=skeleton.tell(), size_bytes=size), fd
-
-
-def _fill(memory: mmap.mmap, base: int, tensors: list[torch.Tensor]) -> None:
-    offset = base
-    for tensor in tensors:
-        if tensor.numel():
-            target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            target.copy_(tensor.reshape(-1))
-            del target
-        offset += -(-tensor.numel() * tensor.element_size() // _ALIGN_BYTES) * _ALIGN_BYTES
+        memory[: len(head)] = head
+        offset = _aligned(len(head))
+        for tensor in tensors.values():
+            if tensor.numel():
+                target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+                target.copy_(tensor.reshape(-1))
+                del target  # else the mapping could not be closed
+            offset += _aligned(tensor.numel() * tensor.element_size())
+    return StateOffer(step=step, head_bytes=len(head), size_bytes=size), fd
 
 
 def unpack(offer: StateOffer, fd: int) -> StateTree:
@@ -126,9 +141,21 @@ def unpack(offer: StateOffer, fd: int) -> StateTree:
         memory = mmap.mmap(fd, offer.size_bytes)
     finally:
         os.close(fd)
-    base = -(-offer.skeleton_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
-    skeleton = io.BytesIO(memory[: offer.skeleton_bytes])
-    return cast(StateTree, _Unpickler(skeleton, memory, base).load())
+    structure, table = pickle.loads(memory[: offer.head_bytes])  # noqa: S301 - see above
+    tensors = {}
+    offset = _aligned(offer.head_bytes)
+    for name, dtype, shape in table:
+        tensors[name] = torch.empty(shape, dtype=dtype)
+        count = tensors[name].numel()
+        if count:
+            source = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            tensors[name].copy_(source.view(shape))
+        offset += _aligned(count * dtype.itemsize)
+    return join(structure, tensors)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 def hash_state(

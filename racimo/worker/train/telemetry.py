@@ -21,6 +21,7 @@ class Telemetry:
     def __init__(self, worker: str, link: Link, directory: str, until: int) -> None:
         self._worker = worker
         self._link = link
+        self._index = worker.rsplit("/", 1)[1]
         self._until = until
         self._directory = directory
         self._file: TextIO | None = None
@@ -65,8 +66,9 @@ class Telemetry:
     def resumed(self, step: int) -> None:
         self._step = step
 
-    def committed(self, outcome: Outcome, shards: list[int], tokens: float | None) -> None:
-        """One line: `shards` are those this worker contributed in `generation`, in which the step was reduced.
+    def committed(self, outcome: Outcome, tokens: float | None) -> None:
+        """One line: `shards` are those this worker contributed in `generation`, in which the step was reduced, and
+        `contributions` everybody's, for a worker that dies before its commit cannot write a line.
 
         Should a step ever have lines of two generations (its only committer died), those of the newer one count."""
         now_s = time.monotonic()
@@ -81,8 +83,9 @@ class Telemetry:
                 "step": outcome.step,
                 "generation": outcome.generation,
                 "t": now_s,
-                "shards": shards,
+                "shards": outcome.contributions.get(self._index, ()),
                 "loss": outcome.loss,
+                "contributions": outcome.contributions,
             }
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
