@@ -1,7 +1,8 @@
 """The files of a run, by content: what belongs to it, how big it is, and sending only what the cluster lacks.
 
-Left out: `.git`, virtual environments, `__pycache__`, the cluster's own home, and what `.racimoignore` files name (in
-gitignore's syntax). Links that lead to something inside are kept as what they lead to; others are left out and named.
+Left out: `.git`, virtual environments, `__pycache__`, folders tagged as caches, the cluster's own home, and what
+`.racimoignore` files name (in gitignore's syntax). Links that lead to something inside are kept as what they lead to;
+others are left out and named.
 """
 
 import hashlib
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 IGNORE_FILE = ".racimoignore"
 ALWAYS_LEFT_OUT = frozenset({".git", "__pycache__"})
+LEFT_OUT_WITH = ("pyvenv.cfg", "CACHEDIR.TAG")
+"""A folder with such a file is a virtual environment, or says itself that it is a cache (bford.info/cachedir)."""
 MAX_FILES = 15_000
 """What one request of the API has room for."""
 NAMED_FOLDERS = 5
@@ -146,7 +149,7 @@ class _Walk:
 
     def _left_out(self, folder: Path) -> bool:
         is_home = self.real_home is not None and Path(os.path.realpath(folder)) == self.real_home
-        return is_home or (folder / "pyvenv.cfg").exists()
+        return is_home or any((folder / name).exists() for name in LEFT_OUT_WITH)
 
     def _may_follow(self, entry: os.DirEntry[str], path: str, inside: frozenset[str]) -> bool:
         if not entry.is_symlink():
@@ -164,7 +167,7 @@ class _Walk:
 
 
 def _unreadable(path: Path, error: OSError) -> RacimoError:
-    hint = f"leave it out with a line in {IGNORE_FILE}, or make it readable"
+    hint = f"leave it out with a line in {IGNORE_FILE}; or --files DIR to send another folder, --no-files to send none"
     return RacimoError("file-unreadable", f"cannot read {path}: {error.strerror}", hint)
 
 

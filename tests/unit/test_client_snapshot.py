@@ -25,7 +25,15 @@ def paths(root: Path, **settings: object) -> list[str]:
 
 def test_git_virtual_environments_and_caches_stay_here(tmp_path: Path) -> None:
     write(
-        tmp_path, "train.py", ".git/objects/a", "pkg/__pycache__/m.pyc", "pkg/m.py", "venv/pyvenv.cfg", "venv/lib/x.py"
+        tmp_path,
+        "train.py",
+        ".git/objects/a",
+        "pkg/__pycache__/m.pyc",
+        "pkg/m.py",
+        "venv/pyvenv.cfg",
+        "venv/lib/x.py",
+        ".mypy_cache/CACHEDIR.TAG",
+        ".mypy_cache/x.json",
     )
     assert paths(tmp_path) == ["pkg/m.py", "train.py"]
 
