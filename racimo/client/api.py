@@ -78,8 +78,8 @@ class Client:
         self._session.close()
 
     def beside(self) -> "Client":
-        """Another client of the same cluster, for another thread."""
-        return Client(say=self._say, finder=self._finder)
+        """Another client of the same cluster, for another thread. It starts no cluster and says nothing."""
+        return Client(say=lambda text: None, finder=self._finder.never_starting())
 
     # Runs
 

@@ -1,5 +1,6 @@
 """Where the cluster is: `$RACIMO_ADDRESS`, else the one whose home this machine has, else a new one started here."""
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,12 @@ class Finder:
         self._may_start = may_start
         self._remote = home is None and bool(os.environ.get("RACIMO_ADDRESS"))
         self.home = home or Home.default()
+
+    def never_starting(self) -> "Finder":
+        """A finder of the same cluster that starts none."""
+        other = copy.copy(self)
+        other._may_start = False
+        return other
 
     def find(self) -> Endpoint | None:
         if self._remote:
