@@ -21,17 +21,27 @@ def culprits(run: Run) -> list[Worker]:
 
 
 def _at_fault(run: Run, worker: Worker) -> bool:
-    if worker.exit is None or worker.leaving in _OURS:
+    if worker.exit is None or worker.leaving in _OURS or _never_came(run, worker):
         return False
     if worker.exit.failure is not None and worker.exit.failure.code == "out-of-memory":
         return True
     return worker.exit.outcome == "failed" or (worker.exit.outcome in _DIED and not exact(run))
 
 
+def _never_came(run: Run, worker: Worker) -> bool:
+    """A newcomer that could not even be started (such as for want of disk) beside members that go on without it."""
+    failed = worker.exit is not None and worker.exit.outcome == "failed"
+    return failed and run.generation is not None and worker.pid is None and worker.index not in run.generation.members
+
+
 def dead(run: Run) -> list[Worker]:
-    """Workers that were killed or vanished without our asking, in order of death."""
+    """Workers that were killed, vanished or never came without our asking, in order of death."""
     found = [
-        w for w in run.workers.values() if w.exit is not None and w.exit.outcome in _DIED and w.leaving not in _OURS
+        worker
+        for worker in run.workers.values()
+        if worker.exit is not None
+        and worker.leaving not in _OURS
+        and (worker.exit.outcome in _DIED or _never_came(run, worker))
     ]
     return sorted(found, key=lambda worker: worker.exited_at_s)
 
@@ -66,6 +76,8 @@ def ending_words(worker: Worker) -> str:
     assert ending is not None
     if ending.outcome == "unknown":
         return f"worker {worker.index} vanished"
+    if ending.outcome == "failed" and ending.code is None:
+        return f"worker {worker.index} could not be started"
     if ending.signal is not None:
         return f"worker {worker.index} was killed by signal {ending.signal}"
     if ending.outcome == "killed":

@@ -1,5 +1,7 @@
 """How a running elastic attempt changes its size: generations, replacements, growth, release."""
 
+from collections.abc import Iterable
+
 from racimo.decide import exits
 from racimo.decide.fit import Pool, demand
 from racimo.state.events import GenerationAnnounced, WorkersLeaving, WorkersPlanned
@@ -27,7 +29,14 @@ def next_generation(run: Run) -> GenerationAnnounced | None:
     """
     if not run.elastic or run.status not in ("running", "pausing"):
         return None
-    members = tuple(sorted(w.index for w in run.live_workers if w.status == "ready" and w.leaving in ("", "pause")))
+    strangers = _strangers(run, run.live_workers)
+    members = tuple(
+        sorted(
+            worker.index
+            for worker in run.live_workers
+            if worker.status == "ready" and worker.leaving in ("", "pause") and worker not in strangers
+        )
+    )
     finished = exits.finished(run)
     if run.generation is None:
         waiting = any(worker.status != "ready" for worker in staying(run))
@@ -68,12 +77,37 @@ def release(run: Run) -> list[WorkersLeaving]:
     ]
 
 
+def refuse(run: Run) -> list[WorkersLeaving]:
+    """Sends newcomers away whose arithmetic is not that of the members: the run would not stay exact with them."""
+    strangers = [worker for worker in _strangers(run, run.live_workers) if worker.leaving != "abort"]
+    if not strangers:
+        return []
+    text = (
+        f"worker {strangers[0].index} computes as {strangers[0].numerics}, the members as {_numerics(run)}:"
+        " it cannot join an exact run"
+    )
+    indices = tuple(worker.index for worker in strangers)
+    reason = Reason(code="numerics-class", text=text)
+    return [WorkersLeaving(run=run.id, attempt=run.attempt, indices=indices, how="abort", reason=reason)]
+
+
+def _numerics(run: Run) -> str:
+    """The members' class of numerics, "" before there are members."""
+    return "" if run.generation is None else run.workers[run.generation.members[0]].numerics
+
+
+def _strangers(run: Run, workers: Iterable[Worker]) -> list[Worker]:
+    ours = _numerics(run)
+    return [worker for worker in workers if ours and worker.numerics not in ("", ours)]
+
+
 def may_grow_at_s(run: Run) -> float | None:
     """From when on this attempt may get more workers (0 for at once); None if never: it is finishing or not elastic.
 
-    Newcomers that die one after the other before they are ready are started less and less often.
+    Newcomers that die one after the other before they are ready are started less and less often. Once one was refused
+    for its numerics no more come: the next would be no different.
     """
-    if not run.elastic or exits.finished(run):
+    if not run.elastic or exits.finished(run) or _strangers(run, run.workers.values()):
         return None
     last_ready_s = max((worker.ready_at_s for worker in run.workers.values()), default=0.0)
     futile = [w for w in exits.dead(run) if not w.ready_at_s and w.exited_at_s > last_ready_s]
@@ -127,13 +161,21 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
     if run.generation is None:
         text = f"all {len(members)} workers are ready" if len(members) > 1 else "its worker is ready"
         return Reason(code="first-generation", text=text, counts=counts)
-    words = [exits.ending_words(w) if w in exits.dead(run) else f"worker {w.index} left" for w in gone]
+    words = [_gone_words(run, worker) for worker in gone]
     words += [f"worker {index} joined" for index in came]
     text = f"{', '.join(words)}: {len(members)} {'goes' if len(members) == 1 else 'go'} on"
-    if len(members) < run.least:
+    if len(members) < run.least and not exits.finished(run):
         text += f", fewer than the {run.least} asked for, until replacements are ready"
     code = "members-changed" if gone and came else "member-lost" if gone else "member-joined"
     return Reason(code=code, text=text, counts=counts)
+
+
+def _gone_words(run: Run, worker: Worker) -> str:
+    if worker in exits.dead(run):
+        return exits.ending_words(worker)
+    if worker in exits.paused(run):
+        return f"worker {worker.index} has saved and left"
+    return f"worker {worker.index} {'has finished' if worker in exits.finished(run) else 'leaves'}"
 
 
 def _plural(placements: tuple[Placement, ...]) -> str:

@@ -50,7 +50,7 @@ def _steer(run: Run, pool: Pool, now_s: float, due: list[float], going: list[Run
     """Decisions for a run with live workers; appends it to `going` if it may get more of them now."""
     intents: list[Intent] = list(end.wind_down(run))
     if not end.ending(run):
-        intents += heal.release(run)
+        intents += [*heal.refuse(run), *heal.release(run)]
         at_s = heal.may_grow_at_s(run)
         if at_s is not None and at_s > now_s:
             due.append(at_s)

@@ -192,7 +192,7 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
 def _counts_as_crash(run: Run, dead: Worker, at_s: float) -> bool:
     """Not where another worker died just before (one cause), and not a newcomer beside members that go on."""
     others = [other for other in run.workers.values() if other.index != dead.index]
-    if dead.status != "ready" and any(other.live and other.status == "ready" for other in others):
+    if run.generation is not None and dead.status != "ready" and any(other.live and other.status == "ready" for other in others):
         return False
     return not any(
         other.exit is not None

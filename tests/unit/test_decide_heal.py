@@ -286,6 +286,56 @@ def test_a_run_that_hangs_while_it_pauses_is_not_waited_for_forever() -> None:
     assert stage.only(ev.WorkersLeaving).how == "abort"
 
 
+def test_a_worker_that_always_dies_before_the_first_generation_is_a_crash_loop() -> None:
+    stage = Stage()
+    run = stage.train(2)
+    stage.started(run)
+    stage.ready(run, 0)
+    for death in range(5):
+        assert stage.run(run).status == "running", death
+        others = [worker.index for worker in stage.run(run).live_workers if worker.index != 0]
+        stage.exit(run, others[0], "killed")
+        stage.turn(after_s=40)
+    stage.exit(run, 0, "killed")
+    assert stage.run(run).failure.code == "crash-loop"
+
+
+def test_a_newcomer_that_cannot_even_be_started_does_not_end_a_healthy_run() -> None:
+    stage = Stage()
+    run = stage.elastic(2)
+    stage.exit(run, 0, "killed", commits=3)
+    stage.exit(run, 2, "failed", code="disk-full", commits=4)
+    assert stage.run(run).status == "running"
+    assert members(stage, run) == (1,)
+    stage.turn(after_s=1)
+    assert "from 1 to 2 workers" in stage.only(ev.WorkersPlanned).reason.text
+
+
+def test_the_first_workers_that_cannot_be_started_end_the_run_with_the_reason() -> None:
+    stage = Stage()
+    run = stage.train(2)
+    stage.exit(run, 0, "failed", code="environment-failed")
+    stage.exit(run, 1, "killed")
+    assert stage.run(run).failure.code == "environment-failed"
+
+
+def test_a_newcomer_of_another_numerics_class_is_refused_and_no_other_is_tried() -> None:
+    stage = Stage(node(3))
+    run = stage.elastic(2)
+    stage.exit(run, 1, "killed", commits=1)
+    stage.started(run, 2)
+    event = ev.WorkerReady(run=run, attempt=1, index=2, address="a:2", micro_shards=8, numerics="other")
+    stage.core.agent_event(event)
+    stage.turn()
+    assert (stage.only(ev.WorkersLeaving).how, stage.only(ev.WorkersLeaving).indices) == ("abort", (2,))
+    assert stage.only(ev.WorkersLeaving).reason.code == "numerics-class"
+    assert members(stage, run) == (0,)
+    stage.exit(run, 2, "killed")
+    stage.turn(after_s=100)
+    assert not stage.intents
+    assert stage.run(run).status == "running"
+
+
 def test_an_unknown_ending_heals_like_a_kill() -> None:
     stage = Stage()
     run = stage.elastic(2)

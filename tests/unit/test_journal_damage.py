@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,27 @@ def test_a_full_disk_loses_nothing_and_the_same_commit_works_later(path: Path) -
     journal.commit()
     journal.close()
     assert seqs(SqliteJournal(path)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_confirmed_survives_a_sigkill(path: Path) -> None:
+    """Another process journals and is killed at some moment; all that it had confirmed is there."""
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from racimo.act.journal import SqliteJournal\n"
+        "from racimo.state.events import NodeSilent, Record\n"
+        "journal = SqliteJournal(Path(sys.argv[1]))\n"
+        "for seq in range(1, 100_000):\n"
+        "    journal.append(Record(seq=seq, at_s=1.0, wall_s=1.0, event=NodeSilent(node='n' * 300)))\n"
+        "    journal.commit()\n"
+        "    print(seq, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            if int(line) == 150:
+                writer.kill()
+                break
+        confirmed = max([150, *(int(line) for line in writer.stdout.read().split(b"\n")[:-1] if line)])
+    journal = SqliteJournal(path)
+    assert journal.durable_seq >= confirmed
+    assert seqs(journal) == list(range(1, journal.durable_seq + 1))
