@@ -12,7 +12,7 @@ import msgspec
 
 from racimo.agent import processes
 from racimo.agent.blobs import BlobStore
-from racimo.agent.entry import Entry
+from racimo.agent.entry import READY_FILE, Entry, read_ready
 from racimo.agent.frames import encode_frame
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.logs import read_log
@@ -63,7 +63,6 @@ from racimo.state.nouns import Node
 MAX_WAIT_S = 60.0
 MAX_LOG_CHUNK_BYTES = 4 * 2**20
 MAX_EVENTS = 5_000
-READY_FILE = "ready.json"
 
 
 class Agent:
@@ -295,9 +294,8 @@ class Agent:
     def _note_ready(self, entry: Entry, ready: Ready) -> None:
         """Told to control once, however often the worker reconnects."""
         path = entry.directory / READY_FILE
-        content = msgspec.json.encode(ready)
         entry.ready = ready
-        if path.exists() and path.read_bytes() == content:
+        if read_ready(entry.directory) == ready:
             return
         self._spool.append(
             WorkerReady(
@@ -309,7 +307,7 @@ class Agent:
                 numerics=ready.numerics,
             )
         )
-        path.write_bytes(content)
+        path.write_bytes(msgspec.json.encode(ready))
 
 
 def _new_generation(message: Announce) -> NewGeneration:

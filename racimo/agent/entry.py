@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from racimo.agent.processes import ProcessRecord
 from racimo.agent.protocol import Progress, Ready, WorkerOrder, WorkerState
 from racimo.agent.pulse import Pulse
@@ -13,6 +15,16 @@ from racimo.state.nouns import Exit, Failure, parse_worker_id
 
 REPORTED_FILE = "reported"
 """Says that the worker's exit is in the spool; without it the next agent puts it there."""
+
+READY_FILE = "ready.json"
+"""What the worker said when it entered `run.steps`; kept so that the next agent knows it for elastic."""
+
+
+def read_ready(directory: Path) -> Ready | None:
+    try:
+        return msgspec.json.decode((directory / READY_FILE).read_bytes(), type=Ready)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)

@@ -10,8 +10,37 @@ from racimo.agent.protocol import Announce, Report, ReportBatch
 from racimo.spec.home import Home
 
 MAX_REPORT_LINES = 100_000
+STEP_TAIL_BYTES = 8 * 1024
 MAX_OPEN_RUNS = 64
 """Runs whose reports are held in memory; others are read again from their file."""
+
+
+class _StepLine(msgspec.Struct, frozen=True):
+    """What is needed here of a line of `steps.jsonl`."""
+
+    step: int
+
+
+_STEP_LINE = msgspec.json.Decoder(_StepLine)
+
+
+def newest_commit(workers_dir: Path) -> int:
+    """The newest step that any worker of a run wrote to its `steps.jsonl` below `ATTEMPT/INDEX/`; 0 before the first.
+
+    A worker tells its progress a few times a second, and none while the agent is away; the files have every commit.
+    """
+    newest = 0
+    for path in workers_dir.glob("*/*/steps.jsonl"):
+        with open(path, "rb") as file:
+            file.seek(max(path.stat().st_size - STEP_TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")
+        for line in reversed(lines[:-1]):  # without what a kill cut off
+            try:
+                newest = max(newest, _STEP_LINE.decode(line).step)
+            except msgspec.DecodeError:
+                continue  # the first line of the tail may be half a line
+            break
+    return newest
 
 
 class _Reports:

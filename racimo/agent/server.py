@@ -78,7 +78,7 @@ class Server:
                 await self._serve_control(hello, reader, writer)
             else:
                 await self._serve_worker(hello, reader, writer)
-        except (FrameError, msgspec.DecodeError, TimeoutError, ConnectionError) as error:
+        except (FrameError, msgspec.DecodeError, OSError) as error:  # TimeoutError is one
             print(f"agent: dropped a connection: {error!r}", file=sys.stderr)
         finally:
             writer.close()

@@ -12,12 +12,13 @@ import msgspec
 
 from racimo.agent import processes
 from racimo.agent.blobs import BlobStore
-from racimo.agent.entry import REPORTED_FILE, Entry
+from racimo.agent.entry import REPORTED_FILE, Entry, read_ready
 from racimo.agent.exits import BALLAST_FILE, PID_FILE, read_exit, write_exit
 from racimo.agent.launch import Reaped
 from racimo.agent.launching import read_order, write_order
 from racimo.agent.protocol import StartReply, StartWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
+from racimo.agent.runs import newest_commit
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
 from racimo.agent.stopping import signal_worker, terminate
@@ -83,6 +84,7 @@ class Workers:
             entry.exit, entry.event_number, entry.record = exit or Exit(outcome="unknown"), event_number, record
         elif record is not None:
             entry.accepted_s = record.monotonic_s
+            entry.ready = read_ready(directory)
             self._watch(entry, record)
         elif exit is None:
             return  # ordered but never begun: control orders it again
@@ -246,6 +248,11 @@ class Workers:
     def _close_pidfd(self, entry: Entry) -> None:
         if entry.pidfd is not None:
             asyncio.get_running_loop().remove_reader(entry.pidfd)
+            try:
+                # It is our own child if its zygote died before it: leave no zombie.
+                os.waitid(os.P_PIDFD, entry.pidfd, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                pass  # its zygote reaps it
             os.close(entry.pidfd)
             entry.pidfd = None
 
@@ -255,9 +262,10 @@ class Workers:
         entry.cancel_timers()
         if exit.held_s <= 0:
             exit = msgspec.structs.replace(exit, held_s=time.monotonic() - entry.accepted_s)
-        event = WorkerExited(
-            run=entry.run, attempt=entry.attempt, index=entry.index, exit=exit, commits=self.commits.get(entry.run, 0)
-        )
+        commits = self.commits.get(entry.run, 0)
+        if entry.order.kind == "train":
+            commits = max(commits, newest_commit(self._home.node_dir / "workers" / entry.run))
+        event = WorkerExited(run=entry.run, attempt=entry.attempt, index=entry.index, exit=exit, commits=commits)
         entry.event_number = await self._append(event)
         entry.exit = exit
         for beside in self.of_run(entry.run):

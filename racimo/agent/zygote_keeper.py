@@ -261,8 +261,9 @@ class ZygoteKeeper:
 
 def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """A clean environment: nothing of this cluster or another tool that could start threads or change imports."""
-    kept = {key: value for key, value in environment.items() if not key.startswith(("RACIMO_", "RAY_", "TORCH"))}
-    return {**kept, **_ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+    dropped = ("RACIMO_", "RAY_", "TORCH", "PYTHONUNBUFFERED")
+    kept = {key: value for key, value in environment.items() if not key.startswith(dropped)}
+    return {**kept, **_ONE_THREAD}
 
 
 async def _wait_for_end(record: ProcessRecord, timeout_s: float) -> bool:

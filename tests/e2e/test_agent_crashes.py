@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from agent_harness import RealAgent
 
-from racimo.agent.processes import ProcessRecord, is_alive
+from racimo.agent.processes import ProcessRecord, children_of, is_alive, start_ticks
 from racimo.agent.protocol import ControlWelcome, StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.state.events import WorkerExited
 
@@ -75,6 +75,7 @@ def test_a_command_outlives_its_zygote_and_its_exit_is_recorded(agent: RealAgent
     agent.wait_for_line("orphan/1/0", "up")
     wait_for_death(agent.record("zygote-plain"))
     assert agent.exit("orphan/1/0").code == 6
+    assert all(start_ticks(pid) is not None for pid in children_of(agent.process.pid)), "no zombie is left"
     agent.run("again/1/0", "echo", "hi")  # a new zygote is there
     assert agent.exit("again/1/0").code == 0
 

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import pytest
 from agent_harness import RealAgent
 
-from racimo.agent.protocol import StopWorker, WorkerOrder
+from racimo.act.agent_client import AgentClient
+from racimo.agent.protocol import (
+    Announce,
+    ControlHello,
+    Member,
+    ReadReports,
+    ReportBatch,
+    StopWorker,
+    Usage,
+    WorkerOrder,
+)
+from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Failure
 
 pytestmark = pytest.mark.e2e
@@ -166,6 +177,61 @@ def test_a_hang_is_named_with_rank_line_and_who_waits(agent: RealAgent) -> None:
         exit = agent.wait_for(lambda event, index=index: type(event).__name__ == "WorkerExited" and event.index == index
                               and event.run == "hang")  # fmt: skip
         assert exit.commits == 5
+
+
+def test_reports_count_once_per_step_and_name_whoever_says_them(agent: RealAgent) -> None:
+    """ray#58870: unequal numbers of reports must not hang or double anything."""
+    source = ELASTIC + (
+        "from racimo.agent.protocol import Report\n"
+        "say(Report(step=1, values={'loss': float(me.index)}))\n"
+        "say(Report(step=1, values={'loss': 9.0, f'own{me.index}': 1.0}))\n"
+        "say(Progress(worker=me.worker, step=3, phase='done', phase_number=9))\n"
+        "link.shutdown(socket.SHUT_WR); link.recv(1)\n"
+    )
+    for index in range(2):
+        agent.train(f"report/1/{index}", source, rank=index)
+        assert agent.exit(f"report/1/{index}", timeout_s=60).code == 0
+    reply = agent.request(ReadReports(run="report"))
+    assert isinstance(reply, ReportBatch) and reply.next == 3
+    assert [report.values for report in reply.reports] == [{"loss": 0.0}, {"own0": 1.0}, {"own1": 1.0}]
+    assert agent.request(ReadReports(run="report", after=2)).reports == reply.reports[2:]
+
+
+def test_a_generation_is_told_to_those_who_are_there_and_those_who_come(agent: RealAgent) -> None:
+    source = ELASTIC + (
+        "from racimo.agent.protocol import MessageToWorker\nprint('up')\n"
+        "for _ in range(2):\n"
+        "    (length,) = struct.unpack('>I', link.recv(4))\n"
+        "    print(msgspec.msgpack.decode(link.recv(length), type=MessageToWorker).number)\n"
+    )
+    member = Member("gen/1/0", "127.0.0.1:1")
+    agent.request(Announce(run="gen", attempt=1, number=4, members=(member,), reason="first"))
+    agent.train("gen/1/0", source)
+    agent.wait_for_line("gen/1/0", "4")
+    agent.request(Announce(run="gen", attempt=1, number=3, members=(member,), reason="older"))
+    agent.request(Announce(run="gen", attempt=1, number=5, members=(member,), reason="newer"))
+    assert agent.exit("gen/1/0").code == 0
+    assert agent.log("gen/1/0") == "up\n4\n5\n"
+
+
+def test_training_outlives_its_zygote(agent: RealAgent) -> None:
+    agent.train("zygote/1/0", "import time\nprint('up')\ntime.sleep(0.5)\nraise SystemExit(8)")
+    agent.wait_for_line("zygote/1/0", "up")
+    zygote = agent.record("zygote-torch")
+    os.kill(zygote.pid, signal.SIGKILL)
+    assert agent.exit("zygote/1/0").code == 8
+    agent.train("zygote-new/1/0", "print('again')")
+    assert agent.exit("zygote-new/1/0", timeout_s=60).code == 0
+
+
+def test_only_the_newest_control_process_is_heard(agent: RealAgent) -> None:
+    first = agent.client
+    second = agent.call(AgentClient.connect(agent.home.agent_socket, ControlHello(cluster="x", protocol=1)))
+    agent.call(first.closed.wait())
+    with pytest.raises(RacimoError, match="ended"):
+        agent.call(first.request(Usage()))
+    assert agent.call(second.request(Usage())).free_disk_bytes > 0
+    agent.call(second.close())
 
 
 def test_an_elastic_worker_is_asked_to_pause(agent: RealAgent) -> None:
