@@ -316,13 +316,13 @@ class TinyCluster:
 
     # Time
 
-    def pump(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Takes part in the cluster's life until the condition holds."""
+    def pump(self, condition: Callable[[], bool], timeout_s: float = 60.0, wake_s: float = 60.0) -> None:
+        """Takes part in the cluster's life until the condition holds; looks at it after every event and `wake_s`."""
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, f"timed out\n{self.story()}"
-            for key, _ in self._selector.select(left_s):
+            for key, _ in self._selector.select(min(left_s, wake_s)):
                 key.data()
 
     def run(self, count: int, timeout_s: float = 60.0) -> None:

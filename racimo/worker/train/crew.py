@@ -118,7 +118,8 @@ class Crew:
             self._switchboard.abandon()
             self._telemetry.phase("done")
         else:
-            self._switchboard.say_left(self.step)
+            if not self.fresh:  # who never trained along only ends, and nobody counts on it
+                self._switchboard.say_left(self.step)
             _left_open.append(self)
         self._saver.wait()
         self._feeder.close()

@@ -1,5 +1,6 @@
 """`racimo.current_run()`: the run that this process is a worker of, or a run of its own outside a cluster."""
 
+import atexit
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ def current_run() -> "Run":
     global _current
     if _current is None:
         _current = Run(load_context())
+        atexit.register(_current.close)
     return _current
 
 
@@ -55,6 +57,7 @@ class Run:
         self._crew: Crew | None = None
         self._loops = 0
         self._running = False
+        self._closed = False
         self._step = 0
         torch.manual_seed(self.seed)
         seeds.seed_all(self.seed)
@@ -160,8 +163,10 @@ class Run:
         return hash_state(model, optimizer, state)
 
     def close(self) -> None:
-        """Sends what is still to be sent to the agent, for a bounded time. The worker's bootstrap calls it."""
-        self._link.close()
+        """Sends what is still to be sent to the agent, for a bounded time. Happens at exit by itself."""
+        if not self._closed:
+            self._closed = True
+            self._link.close()
 
     def _micro_shards(self, batches: Batches) -> int:
         most = self._context.most if self._context else 1

@@ -1,0 +1,176 @@
+"""The loop as users write it: what it refuses, what it allows, and what it says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import data, everything
+from tiny_cluster import TinyCluster, committed_lines, every_micro_shard_counted_once
+
+import racimo
+
+Make = Callable[..., TinyCluster]
+
+
+def train_until(config: dict[str, Any], after_step: Callable[[Any], None], until: int = 20) -> None:
+    run = racimo.current_run()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = racimo.Batches(data(), global_batch_size=32, micro_shards=8)
+    for step in run.steps(model, optimizer, batches, until=until, check_every=config.get("check_every", 5)):
+        for x, y in step:
+            step.backward(torch.nn.functional.cross_entropy(model(x), y))
+        step.apply()
+        after_step((step, model))
+        if config.get("stop_at") == step.number:
+            break
+
+
+class Walked(Exception):
+    pass
+
+
+def test_one_worker_walking_away_is_an_error_that_names_rank_and_step(cluster: Make) -> None:
+    def one_returns(config: dict[str, Any]) -> None:
+        def walk(reached: Any) -> None:
+            if reached[0].number == 3 and config["index"] == 1:
+                raise Walked
+
+        try:
+            train_until(config, walk)
+        except Walked:
+            return
+
+    workers = cluster(program=one_returns)
+    workers.run(3)
+    assert [child.outcome for child in workers.children.values()] == [
+        "worker-left-early",
+        "finished",
+        "worker-left-early",
+    ]
+    assert "rank 1 (run/1/1) left its loop over run.steps after step 3" in workers.children[0].error
+
+
+def test_all_may_break_at_the_same_step(cluster: Make, home: Path) -> None:
+    workers = cluster({"stop_at": 4}, program=lambda config: train_until(config, lambda _: None))
+    workers.run(3)
+    assert workers.outcomes == ["finished"] * 3, workers.story()
+    assert max(line["step"] for line in committed_lines(home)) == 4
+
+
+def test_the_error_of_one_worker_ends_the_others_within_the_grace(cluster: Make) -> None:
+    def one_raises(config: dict[str, Any]) -> None:
+        def fail(reached: Any) -> None:
+            if reached[0].number == 3 and config["index"] == 0:
+                raise ValueError("bad luck")
+
+        train_until(config, fail)
+
+    workers = cluster(program=one_raises)
+    workers.run(2, timeout_s=20)
+    assert workers.children[0].outcome == "worker-raised"
+    assert workers.children[1].outcome == "worker-left-early"
+
+
+def test_a_model_changed_on_one_worker_is_found_out(cluster: Make) -> None:
+    def tampered(config: dict[str, Any]) -> None:
+        def tamper(reached: Any) -> None:
+            if reached[0].number == 7 and config["index"] == 2:
+                with torch.no_grad():
+                    reached[1].weight[0, 0] += 1e-3
+
+        train_until(config, tamper)
+
+    workers = cluster(program=tampered)
+    workers.run(3)
+    assert set(workers.outcomes) == {"workers-diverged"}, workers.story()
+    assert "after step 10 the parameters of rank 2 (run/1/2) differ" in workers.children[0].error
+
+
+def test_a_worker_of_another_numerics_class_is_refused_with_both(cluster: Make) -> None:
+    def other_threads(config: dict[str, Any]) -> None:
+        if config["index"] == 1:
+            torch.set_num_threads(2)
+        everything(config)
+
+    workers = cluster(program=other_threads)
+    workers.run(2)
+    assert workers.children[0].outcome == "finished", workers.story()
+    assert workers.children[1].outcome == "numerics-class"
+    assert "threads=2" in workers.children[1].error
+    assert "threads=1" in workers.children[1].error
+
+
+def test_reports_from_some_workers_only_hang_nobody(cluster: Make) -> None:
+    """ray#58870: reporting on some workers only hung a reader, and unequal numbers hung all."""
+
+    def uneven(config: dict[str, Any]) -> None:
+        def report(reached: Any) -> None:
+            if config["index"] == 1 and reached[0].number % 3 == 0:
+                racimo.current_run().report(loss=reached[0].loss)
+
+        train_until(config, report)
+
+    workers = cluster(program=uneven)
+    workers.run(2)
+    assert workers.outcomes == ["finished"] * 2, workers.story()
+    assert [report.step for report in workers.reports] == [3, 6, 9, 12, 15, 18]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_fast_counts_every_sample_once_through_a_death(cluster: Make, home: Path, num_workers: int) -> None:
+    faults = ((1, "contributed", 6),) if num_workers > 1 else ()
+    workers = cluster({"coherence": "fast"}, faults=faults)
+    workers.run(num_workers)
+    assert workers.outcomes.count("finished") == max(num_workers - 1, 1), workers.story()
+    assert len(workers.hashes()) == 1
+    every_micro_shard_counted_once(home, 20)
+
+
+def test_data_loading_processes_change_nothing_and_end_with_their_worker(
+    cluster: Make, home: Path, undisturbed: str
+) -> None:
+    workers = cluster({"num_workers": 1}, faults=((1, "computing", 6),))
+    workers.run(2)
+    assert workers.hashes() == {undisturbed}, workers.story()
+    every_micro_shard_counted_once(home, 20)
+
+
+def test_training_goes_on_while_the_agent_is_away(cluster: Make, undisturbed: str) -> None:
+    workers = cluster({"pause_s": 0.01})
+    workers.start(2)
+    workers.pump(lambda: workers.committed >= 3)
+    workers.agent_dies()
+    files = [child.folder / "steps.jsonl" for child in workers.live]
+    before = [file.read_text().count("\n") for file in files]
+    workers.pump(
+        lambda: (
+            all(file.read_text().count("\n") > n + 3 for file, n in zip(files, before, strict=True)) or not workers.live
+        ),
+        wake_s=0.02,
+    )
+    workers.agent_returns()
+    workers.finish()
+    assert workers.outcomes == ["finished"] * 2, workers.story()
+    assert workers.hashes() == {undisturbed}
+    assert {report.step for report in workers.reports} == set(range(1, 21)), "a report was lost"
+
+
+def test_a_death_while_control_is_down_is_repaired_when_it_returns(cluster: Make, home: Path, undisturbed: str) -> None:
+    workers = cluster({"pause_s": 0.01})
+    workers.start(3)
+    workers.pump(lambda: workers.committed >= 3)
+    workers.hold_announcements(True)
+    workers.kill(1)
+    workers.pump(
+        lambda: any(
+            (child.progress and child.progress.waits_for) or child.progress.phase == "wait" for child in workers.live
+        )
+    )
+    workers.hold_announcements(False)
+    workers.finish()
+    assert workers.hashes() == {undisturbed}, workers.story()
+    every_micro_shard_counted_once(home, 20)

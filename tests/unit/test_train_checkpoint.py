@@ -1,0 +1,164 @@
+"""Checkpoints are whole or not there."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from racimo.spec.errors import RacimoError
+from racimo.worker.train import checkpoint
+from racimo.worker.train.checkpoint import Shelf, Torn, load, resume
+from racimo.worker.train.messages import Identity
+from racimo.worker.train.state import Trained, hash_state, pack, unpack
+
+IDENTITY = Identity(
+    micro_shards=8, seed=0, global_batch_size=32, dataset_size=100, parameters="2 (0)", coherence="exact"
+)
+
+
+def trained() -> Trained:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    return Trained(model, optimizer, {"schedule": schedule})
+
+
+def train(subject: Trained, num_steps: int) -> None:
+    for _ in range(num_steps):
+        subject.model(torch.randn(3, 4)).square().sum().backward()
+        subject.optimizer.step()
+        subject.extra["schedule"].step()  # type: ignore[attr-defined]
+
+
+def digest(subject: Trained) -> str:
+    return hash_state(subject.model, subject.optimizer, subject.extra)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def saved(root: str, *steps: int) -> tuple[Shelf, Trained]:
+    shelf, subject = Shelf(root), trained()
+    for step in steps:
+        train(subject, 1)
+        shelf.save(step, "run-1", IDENTITY, subject.capture())
+    return shelf, subject
+
+
+@pytest.mark.parametrize("where", ["folder", "file://", "memory://"])
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path, said: list[str], where: str) -> None:
+    """The optimizer's state exists only after its first step, so a fresh one has to take it on."""
+    root = {"folder": str(tmp_path), "file://": f"file://{tmp_path}", "memory://": f"memory://{tmp_path.name}"}[where]
+    shelf, subject = saved(root, 10, 20)
+    found = shelf.newest(said.append)
+    assert found is not None
+    manifest, tree = found
+    assert (manifest.step, manifest.run, manifest.identity) == (20, "run-1", IDENTITY)
+    other = trained()
+    other.load(tree)
+    assert digest(other) == digest(subject)
+    assert said == []
+
+
+def test_torch_itself_reads_a_checkpoint(tmp_path: Path) -> None:
+    _, subject = saved(str(tmp_path), 10)
+    weights = {"model.0.weight": torch.zeros(4, 4)}
+    dcp.load(weights, storage_reader=dcp.FileSystemReader(tmp_path / "step-10"), no_dist=True)
+    assert torch.equal(weights["model.0.weight"], subject.model.state_dict()["0.weight"])
+
+
+def shorten(folder: Path) -> None:
+    file = next(folder.glob("*.distcp"))
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = next(folder.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def lose_manifest(folder: Path) -> None:
+    (folder / checkpoint.MANIFEST).unlink()
+
+
+def cut_manifest(folder: Path) -> None:
+    (folder / checkpoint.MANIFEST).write_text('{"step": 2')
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / ".metadata").unlink()
+
+
+@pytest.mark.parametrize("damage", [shorten, flip_a_bit, lose_manifest, cut_manifest, lose_a_file])
+def test_a_torn_checkpoint_is_said_and_never_chosen(tmp_path: Path, said: list[str], damage: Any) -> None:
+    shelf, _ = saved(str(tmp_path), 10, 20)
+    damage(tmp_path / "step-20")
+    found = shelf.newest(said.append)
+    assert found is not None and found[0].step == 10
+    assert len(said) == 1 and "step-20 is torn" in said[0] and "checkpoint-torn" in said[0]
+    with pytest.raises(RacimoError) as refused:
+        resume(str(tmp_path / "step-20"), said.append)
+    assert refused.value.code == "checkpoint-torn"
+
+
+def test_an_interrupted_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, _ = saved(str(tmp_path), 10)
+
+    def power_cut(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_sync_folder", power_cut)
+    with pytest.raises(OSError, match="No space"):
+        shelf.save(20, "run-1", IDENTITY, trained().capture())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
+    assert shelf.steps() == [10]
+
+
+def test_only_the_newest_are_kept_and_remains_are_swept(tmp_path: Path) -> None:
+    shelf, _ = saved(str(tmp_path), 10, 20, 30)
+    (tmp_path / "step-40.tmp-abc").mkdir()
+    shelf.prune(2)
+    shelf.sweep()
+    assert shelf.steps() == [30, 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-20", "step-30"]
+
+
+def test_saving_a_step_again_replaces_a_torn_one(tmp_path: Path) -> None:
+    shelf, subject = saved(str(tmp_path), 10)
+    shorten(tmp_path / "step-10")
+    with pytest.raises(Torn):
+        load(shelf.path(10))
+    shelf.save(10, "run-1", IDENTITY, subject.capture())
+    assert load(shelf.path(10))[0].step == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
+
+
+def test_resuming_from_where_nothing_is_names_the_place(tmp_path: Path, said: list[str]) -> None:
+    with pytest.raises(RacimoError, match=str(tmp_path)):
+        resume(str(tmp_path), said.append)
+
+
+def test_state_goes_through_shared_memory_bit_for_bit() -> None:
+    subject, other = trained(), trained()
+    train(subject, 3)
+    other.load(unpack(*pack(subject.capture(), 3)))
+    assert digest(other) == digest(subject)
+    before = digest(subject)
+    train(other, 1)
+    assert digest(subject) == before, "they share memory"
+
+
+def test_tied_weights_are_moved_once_and_stay_tied() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    offer, fd = pack(Trained(model, torch.optim.SGD(model.parameters(), lr=0.1), {}).capture(), 0)
+    tree = unpack(offer, fd)
+    assert torch.equal(tree["model"]["0.weight"], tree["model"]["1.weight"])
