@@ -16,7 +16,7 @@ from racimo.worker.train.buffers import Store
 from racimo.worker.train.checkpoint import Manifest, resume
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.ledger import Ledger
-from racimo.worker.train.mesh import Listener, Mesh, Regroup, Switchboard
+from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Done, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
 from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
@@ -24,6 +24,7 @@ from racimo.worker.train.settle import difference, missing_leaves, settle
 from racimo.worker.train.state import StateTree, Trained, checksum, pack, unpack
 from racimo.worker.train.telemetry import Telemetry, say
 from racimo.worker.train.tree import Tree, share
+from racimo.worker.train.wire import Listener
 
 MOST_MICRO_SHARDS_ADOPTED = 64
 """A worker that was told no count of micro-shards takes over the run's, up to this or its own default."""
