@@ -54,6 +54,7 @@ from racimo.agent.spool import Spool
 from racimo.agent.stopping import stop_worker, terminate
 from racimo.agent.verdict import free_disk_bytes
 from racimo.agent.watch import Watch
+from racimo.agent.whole_file import write_whole
 from racimo.agent.workers import Workers
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -293,7 +294,6 @@ class Agent:
 
     def _note_ready(self, entry: Entry, ready: Ready) -> None:
         """Told to control once, however often the worker reconnects."""
-        path = entry.directory / READY_FILE
         entry.ready = ready
         if read_ready(entry.directory) == ready:
             return
@@ -307,7 +307,7 @@ class Agent:
                 numerics=ready.numerics,
             )
         )
-        path.write_bytes(msgspec.json.encode(ready))
+        write_whole(entry.directory / READY_FILE, msgspec.json.encode(ready))
 
 
 def _new_generation(message: Announce) -> NewGeneration:

@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 from racimo.agent.processes import memory_bytes
+from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 from racimo.state.nouns import Device, Node
 from racimo.version import __version__
@@ -38,8 +39,9 @@ def _node_id(home: Home, host: str) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         label = re.sub(r"[^a-z0-9-]+", "-", host.lower()).strip("-")[:24] or "node"
-        path.write_text(f"{label}-{secrets.token_hex(2)}")
-        return path.read_text()
+        drawn = f"{label}-{secrets.token_hex(2)}"
+        write_whole(path, drawn.encode())
+        return drawn
 
 
 def _cpu_slots(slots: int | None) -> tuple[Device, ...]:

@@ -11,6 +11,7 @@ import msgspec
 from racimo.agent.exits import BALLAST_FILE
 from racimo.agent.launch import Launch
 from racimo.agent.protocol import WorkerContext, WorkerOrder
+from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 from racimo.state.nouns import Node, parse_worker_id
 
@@ -38,17 +39,11 @@ def choose_port(key: str, taken: set[int]) -> int:
 def write_order(directory: Path, order: WorkerOrder) -> None:
     """Keeps the order, without its secrets, for the agent that comes after this one."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(directory / ORDER_FILE, msgspec.json.encode(msgspec.structs.replace(order, secrets={})))
+    write_whole(directory / ORDER_FILE, msgspec.json.encode(msgspec.structs.replace(order, secrets={})))
 
 
 def read_order(directory: Path) -> WorkerOrder:
     return msgspec.json.decode((directory / ORDER_FILE).read_bytes(), type=WorkerOrder)
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def prepare_launch(
@@ -66,7 +61,7 @@ def prepare_launch(
         directory=os.fspath(directory), output_dir=os.fspath(output_dir), checkpoint=subject.checkpoint,
         agent_socket=os.fspath(home.agent_socket), node=node.id, host=node.host,
     )  # fmt: skip
-    _write(directory / CONTEXT_FILE, msgspec.json.encode(context))
+    write_whole(directory / CONTEXT_FILE, msgspec.json.encode(context))
     environment = {
         **_base_environment(home, bin_dir),
         **torchrun_environment(subject, port),

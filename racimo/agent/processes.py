@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from racimo.agent.whole_file import write_whole
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_KILL_ROUNDS = 1_000
@@ -79,9 +81,7 @@ def write_process_file(path: Path, role: str, monotonic_s: float) -> None:
     record = record_of(os.getpid(), role, monotonic_s)
     assert record is not None
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(record))
-    temporary.replace(path)
+    write_whole(path, msgspec.json.encode(record))
 
 
 def read_process_file(path: Path) -> ProcessRecord | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from racimo.agent.protocol import Announce, Report, ReportBatch
+from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 
 MAX_REPORT_LINES = 100_000
@@ -51,11 +52,14 @@ class _Reports:
         self.lines: list[Report] = []
         self._seen: set[tuple[int, str]] = set()
         if path.exists():
-            for line in path.read_bytes().splitlines():
+            content = path.read_bytes()
+            if content and not content.endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)  # a line torn by a kill in the middle of the write
+            for line in content.splitlines():
                 try:
                     report = msgspec.json.decode(line, type=Report)
                 except msgspec.DecodeError:
-                    continue  # torn by a kill in the middle of the write
+                    continue  # the torn one
                 self._keep(report)
 
     def add(self, report: Report) -> None:
@@ -88,9 +92,7 @@ class Runs:
             return False
         self._announced[message.run] = message
         path = self._folder(message.run) / "generation.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(message))
-        temporary.replace(path)
+        write_whole(path, msgspec.json.encode(message))
         return True
 
     def generation(self, run: str) -> Announce | None:

@@ -10,6 +10,7 @@ from racimo.agent.launch import Forked
 from racimo.agent.launching import choose_port, prepare_launch
 from racimo.agent.protocol import WorkerOrder
 from racimo.agent.verdict import free_disk_bytes
+from racimo.agent.whole_file import write_whole
 from racimo.agent.zygote_keeper import ZygoteLost
 from racimo.agent.zygotes import Zygotes
 from racimo.spec.errors import RacimoError
@@ -104,7 +105,7 @@ class Starter:
             else:
                 self._ports[key] = choose_port(key, set(self._ports.values()))
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                path.write_text(str(self._ports[key]))
+                write_whole(path, str(self._ports[key]).encode())
         return self._ports[key]
 
     def forget_run(self, run: str) -> None:

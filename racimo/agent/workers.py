@@ -133,6 +133,10 @@ class Workers:
         except asyncio.CancelledError:
             await self._never_start(entry)
             return
+        except Exception as error:  # noqa: BLE001 - a fault of ours ends this worker with its name, not in silence
+            sys.excepthook(type(error), error, error.__traceback__)
+            await self._start_failed(entry, OSError(repr(error)))
+            return
         record = processes.ProcessRecord(
             pid=forked.pid, start_ticks=forked.start_ticks, boot=processes.boot_id(), monotonic_s=time.monotonic()
         )
@@ -190,7 +194,16 @@ class Workers:
                 self.entries[name].reaped.set()
 
     async def _finish(self, entry: Entry) -> None:
-        """The worker's main process has ended: wait for its zygote's word, clean up, and tell."""
+        """The worker's main process has ended."""
+        try:
+            await self._find_end(entry)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not keep the devices of a dead worker
+            sys.excepthook(type(error), error, error.__traceback__)
+            failure = Failure(code="internal", message=f"the agent could not find out how it ended: {error!r}")
+            await self._report(entry, read_exit(entry.directory) or Exit(outcome="unknown", failure=failure))
+
+    async def _find_end(self, entry: Entry) -> None:
+        """Waits for its zygote's word, cleans up, and tells."""
         if read_exit(entry.directory) is None:
             await self.zygotes.settle(REAP_WAIT_S)
         if self.zygotes.is_parent_known(entry.name):
