@@ -68,6 +68,7 @@ class Api:
         self._board = ProgressBoard(carrier, home.worker_dir(""))
         self._logs = LogSource(carrier, loop)
         self.streams = Streams()
+        self._writing_secrets = asyncio.Lock()
         self._num_execs = 0
 
     @property
@@ -142,11 +143,13 @@ class Api:
 
     async def put_secret(self, exchange: Exchange) -> None:
         request = await exchange.read(SecretRequest)
-        self._secrets.put(exchange.path["name"], request.value)
+        async with self._writing_secrets:
+            await asyncio.to_thread(self._secrets.put, exchange.path["name"], request.value)
         await exchange.answer(OkView())
 
     async def remove_secret(self, exchange: Exchange) -> None:
-        self._secrets.remove(exchange.path["name"])
+        async with self._writing_secrets:
+            await asyncio.to_thread(self._secrets.remove, exchange.path["name"])
         await exchange.answer(OkView())
 
     # Runs

@@ -63,9 +63,7 @@ class Carrier:
         silence = asyncio.create_task(self._say_silent())
         while True:
             try:
-                client = await AgentClient.connect(
-                    self._home.agent_socket, protocol.ControlHello(cluster=self._cluster, protocol=PROTOCOL_VERSION)
-                )
+                client = await self._connect()
             except RacimoError as error:
                 if error.code != "unreachable" and self.refusal is None:
                     log.error("the agent refuses: %s", error.message)
@@ -85,6 +83,15 @@ class Carrier:
                 silence = asyncio.create_task(self._say_silent())
                 await client.close()
             log.warning("lost the agent")
+
+    async def _connect(self) -> AgentClient:
+        hello = protocol.ControlHello(cluster=self._cluster, protocol=PROTOCOL_VERSION)
+        try:
+            return await AgentClient.connect(self._home.agent_socket, hello)
+        except msgspec.MsgspecError as error:
+            raise RacimoError(
+                "version-mismatch", f"the agent answers as another version would: {error}", "racimo down && racimo up"
+            ) from error
 
     async def request(self, body: protocol.RequestBody) -> protocol.ReplyBody:
         """Asks the agent. `RacimoError`: its refusal, or `unreachable` if it is not there for `CONNECTION_WAIT_S`."""

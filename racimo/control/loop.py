@@ -59,6 +59,11 @@ class Loop:
 
     def pulse(self, run: str) -> asyncio.Event:
         """Set once when anything about that run becomes durable. Take it before looking at the state."""
+        found = self.core.state.runs.get(run)
+        if found is not None and found.ended and run not in self._pulses:
+            over = asyncio.Event()  # nothing will happen to it any more: not kept, and nobody waits
+            over.set()
+            return over
         return self._pulses.setdefault(run, asyncio.Event())
 
     async def records(self, run: str, after_seq: int = 0) -> list[Record]:

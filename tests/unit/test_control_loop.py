@@ -162,3 +162,17 @@ async def _until_node_is(made: Stage, status: str) -> None:
 
 def _submit(number: int) -> Any:
     return lambda core: core.submit(RunSpec(command=("x",)), str(number))
+
+
+def test_an_ended_run_keeps_no_waiter(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with stage(tmp_path) as made:
+            made.agent.script["hello",] = b""
+            run = (await made.submit("hello"))["id"]
+            await made.until(run, "succeeded")
+            for path in ("wait", "events?follow=1", "logs?follow=1", "progress?follow=1"):
+                async with asyncio.timeout(5):
+                    assert (await made.http.get(f"/v1/runs/{run}/{path}")).status_code == 200
+            assert run not in made.loop._pulses
+
+    asyncio.run(check())
