@@ -16,12 +16,12 @@ from racimo.agent.entry import REPORTED_FILE, Entry, read_ready
 from racimo.agent.exits import BALLAST_FILE, PID_FILE, read_exit, write_exit
 from racimo.agent.launch import Reaped
 from racimo.agent.launching import read_order, write_order
-from racimo.agent.protocol import StartReply, StartWorker, WorkerOrder
+from racimo.agent.protocol import StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
 from racimo.agent.runs import newest_commit
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
-from racimo.agent.stopping import signal_worker, terminate
+from racimo.agent.stopping import signal_worker, stop_worker, terminate
 from racimo.agent.zygotes import Zygotes
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -33,7 +33,8 @@ REAP_WAIT_S = 2.0
 SPOOL_RETRY_S = 1.0
 EXEC_GRACE_S = 2.0
 """An `exec` command ends with the worker that it runs beside."""
-MAX_LIVE_WORKERS = 4_096
+MAX_LIVE_WORKERS = 400
+"""Each takes two file descriptors here, of the usual 1,024."""
 
 
 class Workers:
@@ -142,6 +143,8 @@ class Workers:
         )
         entry.order = msgspec.structs.replace(entry.order, secrets={})
         self._watch(entry, record)
+        if entry.wish == "pause":
+            stop_worker(entry, StopWorker(worker=entry.name, how="pause"))
         await self._append(WorkerStarted(run=entry.run, attempt=entry.attempt, index=entry.index, pid=forked.pid))
 
     async def _start_failed(self, entry: Entry, error: StartFailed | OSError) -> None:

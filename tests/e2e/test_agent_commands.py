@@ -1,5 +1,6 @@
 """Commands on a real agent: their output, their exits, their signals, and that nothing of them is left."""
 
+import asyncio
 import os
 import signal
 import time
@@ -126,6 +127,26 @@ def test_a_paused_command_is_frozen_and_thaws(agent: RealAgent) -> None:
     assert "done" not in agent.log("cold/1/0")
     agent.request(StopWorker(worker="cold/1/0", how="thaw"))
     assert agent.exit("cold/1/0").code == 0
+
+
+def test_a_pause_that_comes_before_the_process_is_there_is_not_lost(agent: RealAgent) -> None:
+    files = agent.put({f"file{number}": str(number) for number in range(50)})
+    command = ("sh", "-c", "sleep 0.2; echo done")
+    order = WorkerOrder(worker="early/1/0", kind="command", command=command, files=files)
+
+    async def at_once() -> None:
+        await asyncio.gather(
+            agent.client.request(StartWorker(order=order)),
+            agent.client.request(StopWorker(worker="early/1/0", how="pause")),
+        )
+
+    assert agent.client is not None
+    agent.call(at_once())
+    agent.started("early/1/0")
+    time.sleep(0.5)  # longer than it would have run
+    assert agent.log("early/1/0") == ""
+    agent.request(StopWorker(worker="early/1/0", how="thaw"))
+    assert agent.exit("early/1/0").code == 0
 
 
 def test_stopping_an_order_that_never_came_makes_sure_that_it_never_runs(agent: RealAgent) -> None:
