@@ -82,9 +82,10 @@ def refuse(run: Run) -> list[WorkersLeaving]:
     strangers = [worker for worker in _strangers(run, run.live_workers) if worker.leaving != "abort"]
     if not strangers:
         return []
+    theirs, ours = strangers[0].numerics.split(), _numerics(run).split()
     text = (
-        f"worker {strangers[0].index} computes as {strangers[0].numerics}, the members as {_numerics(run)}:"
-        " it cannot join an exact run"
+        f"worker {strangers[0].index} computes with {' '.join(word for word in theirs if word not in ours) or 'less'},"
+        f" the members with {' '.join(word for word in ours if word not in theirs) or 'less'}: it cannot join them"
     )
     indices = tuple(worker.index for worker in strangers)
     reason = Reason(code="numerics-class", text=text)

@@ -57,18 +57,31 @@ class SimMachine:
 
     def start(self, order: protocol.WorkerOrder) -> None:
         dies = self._asked(may_die_later=True)
-        if order.worker not in self.workers:
-            worker = self.workers[order.worker] = SimWorker(order)
-            if worker.training:
-                self._training_of(worker).workers.append(worker)
-            self.timeline.after(FORK_S, lambda: self._fork(worker))
+        if self.rng.random() < 0.05:
+            # Still in a socket's buffer; what was asked after it may well be answered before it is read.
+            self.timeline.after(self.rng.uniform(0, 5), lambda: self._take_order(order))
+        else:
+            self._take_order(order)
         if dies:
             self.kill_agent()
             raise AgentDown
 
+    def _take_order(self, order: protocol.WorkerOrder) -> None:
+        if not self.agent_up or order.worker in self.workers:
+            return
+        worker = self.workers[order.worker] = SimWorker(order)
+        if worker.training:
+            self._training_of(worker).workers.append(worker)
+        self.timeline.after(FORK_S, lambda: self._fork(worker))
+
     def stop(self, message: protocol.StopWorker) -> None:
         dies = self._asked(may_die_later=True)
         worker = self.workers.get(message.worker)
+        if worker is None and message.how in ("stop", "abort", "release"):
+            # An order that may still be on its way must never run: its end is on disk before it comes.
+            worker = self.workers[message.worker] = SimWorker(
+                protocol.WorkerOrder(worker=message.worker, kind="command")
+            )
         if worker is not None and worker.ending is None:
             self._stop(worker, message.how, message.grace_s)
         if dies:

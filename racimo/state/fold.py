@@ -18,6 +18,9 @@ SNAPSHOT_VERSION = 1
 DEATHS_TOGETHER_S = 1.0
 """Workers of an attempt that die within this time died of one cause: they count once towards a crash loop."""
 
+MAX_GONE_WORKERS = 100
+"""So many replaced workers of an attempt are remembered."""
+
 LEAVING_RANK = {"": 0, "release": 1, "pause": 2, "stop": 3, "abort": 4}
 """A stronger way to leave replaces a weaker one, never the reverse."""
 
@@ -192,7 +195,11 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
 def _counts_as_crash(run: Run, dead: Worker, at_s: float) -> bool:
     """Not where another worker died just before (one cause), and not a newcomer beside members that go on."""
     others = [other for other in run.workers.values() if other.index != dead.index]
-    if run.generation is not None and dead.status != "ready" and any(other.live and other.status == "ready" for other in others):
+    if (
+        run.generation is not None
+        and dead.status != "ready"
+        and any(other.live and other.status == "ready" for other in others)
+    ):
         return False
     return not any(
         other.exit is not None
@@ -316,7 +323,21 @@ def _announce(state: State, run: Run, event: ev.GenerationAnnounced) -> None:
     if event.number < run.next_generation:
         return
     generation = Generation(number=event.number, members=event.members, reason=event.reason)
-    state.runs[run.id] = replace(run, generation=generation, next_generation=event.number + 1, reason=event.reason)
+    state.runs[run.id] = replace(
+        run,
+        generation=generation,
+        next_generation=event.number + 1,
+        reason=event.reason,
+        workers=_without_long_gone(run, event.members),
+    )
+
+
+def _without_long_gone(run: Run, members: tuple[int, ...]) -> dict[int, Worker]:
+    """Its workers less the oldest of those that died and were replaced, so that a run may heal for months."""
+    gone = [w for w in run.workers.values() if w.exit is not None and w.exit.outcome != "finished"]
+    gone = sorted((w for w in gone if w.index not in members), key=lambda worker: worker.exited_at_s)
+    dropped = {worker.index for worker in gone[: max(0, len(gone) - MAX_GONE_WORKERS)]}
+    return {index: worker for index, worker in run.workers.items() if index not in dropped}
 
 
 def _requeue(run: Run, event: ev.RunRequeued, at_s: float) -> Run:

@@ -336,6 +336,19 @@ def test_a_newcomer_of_another_numerics_class_is_refused_and_no_other_is_tried()
     assert stage.run(run).status == "running"
 
 
+def test_a_run_that_heals_for_months_does_not_remember_all_its_dead() -> None:
+    stage = Stage(node(2))
+    run = stage.elastic(2)
+    for death in range(150):
+        newest = max(worker.index for worker in stage.run(run).live_workers)
+        stage.exit(run, newest, "killed", commits=death + 1)
+        stage.started(run, stage.run(run).next_index - 1)
+        stage.ready(run, stage.run(run).next_index - 1)
+    assert len(stage.run(run).workers) <= 103
+    assert members(stage, run) == (0, 151)
+    assert stage.run(run).device_s == 300.0
+
+
 def test_an_unknown_ending_heals_like_a_kill() -> None:
     stage = Stage()
     run = stage.elastic(2)
