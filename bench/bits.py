@@ -95,7 +95,7 @@ def disturbed(cluster: Cluster, code: Path, seed: int, steps: int, kills: int) -
     job.wait(LIMIT_S)
     claims = [json.loads(path.read_text()) for path in sorted(job.out.glob("kill-*.json"))]
     commits = job.commits()
-    found = {
+    found: dict[str, Any] = {
         "hash": job.output("hash.txt"),
         "phases": [claim["phase"] for claim in claims],
         "resizes": resizes,

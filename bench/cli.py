@@ -25,7 +25,8 @@ def run() -> list[Row]:
         with Cluster(folder, slots=2) as cluster:
             cluster.command("run", "--no-files", "--", "true")
             time.sleep(SETTLE_S)  # let torch's import in the zygote end: idle is measured, not starting
-            cpu = cpu_percent(cluster.processes(), idle_s)
+            idle = cluster.processes()
+            cpu = cpu_percent(idle, idle_s)
             memory = memory_by_role(cluster)
             ray = RayCluster(folder, code, cpus=2)
             try:
@@ -46,7 +47,13 @@ def run() -> list[Row]:
     return [
         row("`racimo --help`, p50", ms["racimo --help"], "ms", Goal("<", 150), peers=peers),
         row("`racimo ps`, p50", ms["racimo ps"], "ms", Goal("<", 300), peers={"ray status": ms["ray status"]}),
-        row("idle cluster, all processes", cpu, "% of core", Goal("<", 2), peers={"idle Ray": round(ray_cpu, 2)}),
+        row(
+            f"idle cluster, all {len(idle)} processes",
+            cpu,
+            "% of core",
+            Goal("<", 2),
+            peers={"idle Ray": round(ray_cpu, 2)},
+        ),
         row(
             "resident memory, all processes",
             sum(memory.values()),
@@ -78,4 +85,5 @@ def cpu_percent(processes: Iterable[psutil.Process], over_s: float) -> float:
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(process.cpu_times().user + process.cpu_times().system for process in processes if process.is_running())
+    running = [process.cpu_times() for process in processes if process.is_running()]
+    return float(sum(times.user + times.system for times in running))

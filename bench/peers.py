@@ -99,7 +99,7 @@ def end_processes(processes: list[psutil.Process], grace_s: float = END_LIMIT_S)
 
 def descendants(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).children(recursive=True)
+        return list(psutil.Process(pid).children(recursive=True))
     return []
 
 
@@ -279,7 +279,7 @@ def _live_pids(out: Path) -> list[int]:
 
 def _running(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

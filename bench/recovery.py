@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.cluster import Cluster
+from bench.cluster import Cluster, RacimoJob
 from bench.commits import Commit, first_commits, new_step_after_s, redone_steps, step_times_s, wait_for
 from bench.harness import Deadline, Goal, Row, percentile, quick, row, say
 from bench.peers import RayCluster, RayJob, TorchrunJob, copy_jobs, require_peers, scratch
@@ -18,6 +18,8 @@ LIMIT_S = 120.0
 WORKERS = 2
 KILLS = 60
 PEER_KILLS = 4
+PEER_LIMIT_S = 90.0
+"""A peer that shows no new step for so long is given up, and its recovery counts as this long."""
 STEPS = 100_000
 """More than anybody reaches: the run is stopped at the end."""
 PEER_STEPS_BETWEEN_KILLS = 15
@@ -55,7 +57,7 @@ def run() -> list[Row]:
             ours,
             "s",
             peers={"torchrun, restarts": torchrun_s, "Ray Train, max_failures=-1": ray_s},
-            note="peers restart from their own checkpoint, written every 10 steps",
+            note=f"peers restart from their own checkpoint, written every 10 steps; {PEER_LIMIT_S:.0f} s: none came",
         ),
         row("SIGKILL to next committed step, p95", percentile(ours, 95), "s"),
         row("kills measured", len(ours), "kills", Goal(">=", kills)),
@@ -85,8 +87,7 @@ def kill_racimo(
         wait_for(lambda: job.whole(WORKERS), LIMIT_S, "a whole group")
         time.sleep(random_source.uniform(0, 2 * step_s))
         moment_s = job.kill_one(random_source)
-        wait_for(lambda at=moment_s: new_step_after_s(job.commits(), at) is not None, LIMIT_S, "a next step")  # type: ignore[misc]
-        found.append(new_step_after_s(job.commits(), moment_s) or 0.0)
+        found.append(next_step_s(job, moment_s, LIMIT_S))
     say(
         f"  racimo: {len(found)} kills, next step after {percentile(found, 50):.3f} s (p95 {percentile(found, 95):.3f})"
     )
@@ -105,14 +106,30 @@ def kill_peer(start: Callable[[], TorchrunJob | RayJob], kills: int, deadline: D
             if number and deadline.left_s <= found[-1]:
                 break
             goal = len(first_commits(job.commits())) + PEER_STEPS_BETWEEN_KILLS + random_source.randrange(10)
-            wait_for(lambda steps=goal: len(first_commits(job.commits())) >= steps, LIMIT_S, "steps of a peer")  # type: ignore[misc]
+            await_steps(job, goal)
             moment_s = time.monotonic()
             os.kill(random_source.choice(job.worker_pids()), signal.SIGKILL)
-            wait_for(lambda at=moment_s: new_step_after_s(job.commits(), at) is not None, LIMIT_S, "a peer's next step")  # type: ignore[misc]
-            found.append(new_step_after_s(job.commits(), moment_s) or 0.0)
+            try:
+                found.append(next_step_s(job, moment_s, PEER_LIMIT_S))
+            except TimeoutError:
+                say(f"  {type(job).__name__}: no new step within {PEER_LIMIT_S:.0f} s: given up, counted as that long")
+                found.append(PEER_LIMIT_S)
+                break
             say(f"  {type(job).__name__}: next new step after {found[-1]:.2f} s")
         return found, round(redone_steps(job.commits(), WORKERS) / len(found), 1)
     finally:
         if isinstance(job, TorchrunJob):
             with contextlib.suppress(ProcessLookupError):
                 job.end()
+
+
+def await_steps(job: TorchrunJob | RayJob, steps: int) -> None:
+    wait_for(lambda: len(first_commits(job.commits())) >= steps, LIMIT_S, f"{steps} steps of a peer")
+
+
+def next_step_s(job: RacimoJob | TorchrunJob | RayJob, moment_s: float, limit_s: float) -> float:
+    """Seconds from `moment_s` to the next new step; raises TimeoutError."""
+    wait_for(lambda: new_step_after_s(job.commits(), moment_s) is not None, limit_s, "a next step")
+    seconds = new_step_after_s(job.commits(), moment_s)
+    assert seconds is not None
+    return seconds
