@@ -1,7 +1,6 @@
 """Bad input gets a clear error with its code, at once, and nothing is left behind."""
 
 import json
-import os
 
 import httpx
 import pytest
@@ -69,9 +68,14 @@ def test_a_client_of_another_version_is_told_both_versions(cluster: LiveCluster)
 
 
 def test_files_of_the_cluster_are_private(cluster: LiveCluster) -> None:
-    for path in (cluster.home.token_file, cluster.home.cluster_file, cluster.home.journal_file, cluster.home.agent_socket):
-        assert os.stat(path).st_mode & 0o077 == 0, path
-    assert os.stat(cluster.home.root).st_mode & 0o077 == 0
+    for path in (
+        cluster.home.token_file,
+        cluster.home.cluster_file,
+        cluster.home.journal_file,
+        cluster.home.agent_socket,
+    ):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert cluster.home.root.stat().st_mode & 0o077 == 0
 
 
 def test_a_dataset_shorter_than_one_batch_is_named(cluster: LiveCluster) -> None:

@@ -3,12 +3,13 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from conftest import LiveCluster, wait_until
+from test_training import committed, final_hash, live_worker_pids, steps_of, submit
 
 from racimo.spec.run import RunSpec
-from test_training import committed, final_hash, live_worker_pids, steps_of, submit
 
 pytestmark = pytest.mark.e2e
 ROLES = ("control", "agent", "zygote-plain", "zygote-torch", "supervisor")
@@ -24,7 +25,7 @@ def revived(cluster: LiveCluster, role: str, old_pid: int) -> bool:
         pid = cluster.service_pid(role)
     except (FileNotFoundError, json.JSONDecodeError):
         return False
-    return pid != old_pid and os.path.exists(f"/proc/{pid}")
+    return pid != old_pid and Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -101,7 +102,7 @@ def test_a_torn_journal_is_cut_and_said(fresh_cluster: LiveCluster) -> None:
     assert all(client.wait(run, timeout_s=30).status == "succeeded" for run in runs[-4:])
     assert fresh_cluster.cli("down").returncode == 0
     journal = fresh_cluster.home.journal_file
-    os.truncate(journal, os.path.getsize(journal) * 2 // 3)
+    os.truncate(journal, journal.stat().st_size * 2 // 3)
     up = fresh_cluster.cli("up")
     assert up.returncode == 0, up.stderr
     warnings = fresh_cluster.client().cluster().warnings

@@ -46,7 +46,9 @@ def test_ps_show_why_events_and_nodes_answer_in_json(cluster: LiveCluster) -> No
 
 
 def test_outputs_come_back_with_get(cluster: LiveCluster, tmp_path) -> None:
-    done = cluster.cli("run", "--name", "leaves", "-o", "json", "--", "sh", "-c", 'echo 42 > "$RACIMO_OUTPUT_DIR/answer"')
+    done = cluster.cli(
+        "run", "--name", "leaves", "-o", "json", "--", "sh", "-c", 'echo 42 > "$RACIMO_OUTPUT_DIR/answer"'
+    )
     assert done.returncode == 0, done.stderr
     run = json.loads(cluster.cli("ps", "--all", "-o", "json").stdout)[0]["id"]
     assert "answer" in cluster.cli("get", run).stdout
@@ -87,7 +89,9 @@ def test_up_again_says_so_and_changes_nothing(cluster: LiveCluster) -> None:
     assert cluster.service_pid("supervisor") == before
 
 
-def test_two_clusters_on_one_machine_do_not_disturb_each_other(cluster: LiveCluster, fresh_cluster: LiveCluster) -> None:
+def test_two_clusters_on_one_machine_do_not_disturb_each_other(
+    cluster: LiveCluster, fresh_cluster: LiveCluster
+) -> None:
     fresh_cluster.up()
     assert fresh_cluster.cli("run", "--", "echo", "second").stdout == "second\n"
     assert fresh_cluster.cli("down").returncode == 0

@@ -12,9 +12,7 @@ import racimo
 def train(config):
     run = racimo.current_run()
     torch.manual_seed(config.get("seed", 0))
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 4)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.7)
     generator = torch.Generator().manual_seed(1)
