@@ -25,6 +25,11 @@ class Journal(Protocol):
         ...
 
     @property
+    def was_cut(self) -> bool:
+        """True if durable records were lost to damage that opening found."""
+        ...
+
+    @property
     def durable_seq(self) -> int:
         """The newest record that survives a crash."""
         ...
@@ -62,6 +67,7 @@ class MemoryJournal:
     """A journal whose disk outlives it: open another on the same `MemoryDisk` and what was not committed is gone."""
 
     notes: tuple[str, ...] = ()
+    was_cut = False
 
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.disk = disk or MemoryDisk()

@@ -69,6 +69,7 @@ class SqliteJournal:
         self._path = path
         self._notes: list[str] = []
         self._pending: list[Row] = []
+        self.was_cut = False
         self._repaired = path.with_name(path.name + ".repaired")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._repaired.exists():
@@ -160,6 +161,7 @@ class SqliteJournal:
         if report.note:
             self._notes.append(report.note)
         if report.num_lost_commits:
+            self.was_cut = True
             kept = self._free_name()
             for suffix in ("", "-wal"):
                 if self._beside(suffix).exists():
@@ -252,6 +254,7 @@ class SqliteJournal:
             f" the damaged file is kept as {kept}"
         )
         self._db = self._open()
+        self.was_cut = True
         return msgspec.structs.replace(contents, problem="")
 
     def _count_beyond(self, seq: int) -> int:

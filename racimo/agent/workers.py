@@ -102,7 +102,10 @@ class Workers:
         """
         order = message.order
         run, attempt, _ = parse_worker_id(order.worker)
-        if order.worker in self.entries:
+        known = self.entries.get(order.worker)
+        if known is not None:
+            if not known.live and known.event_number not in self._spool.pending:
+                known.start_task = asyncio.create_task(self._tell_again(known), name=f"tell again {known.name}")
             return StartReply()
         for other in self.of_run(run) if not order.exec_of else ():
             if other.order.exec_of:
@@ -295,6 +298,11 @@ class Workers:
         for follower in entry.followers:
             follower.beat()
         self.ended.beat()
+
+    async def _tell_again(self, entry: Entry) -> None:
+        """Control orders a worker whose exit it had acknowledged: its journal has lost it since."""
+        assert entry.exit is not None
+        await self._report(entry, entry.exit)
 
     async def _append(self, event: WorkerStarted | WorkerExited) -> int:
         """Spools an event; on a full disk gives up the ballast, then tries again every second."""

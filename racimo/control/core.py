@@ -58,6 +58,8 @@ class Core:
         self._snapshot_seq = self.state.seq
         self._effects: deque[tuple[int, Effect]] = deque()
         self._records: deque[ev.Record] = deque()
+        if store.was_cut:
+            self._record(ev.JournalCut())
 
     # What users ask
 

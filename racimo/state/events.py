@@ -59,6 +59,10 @@ class NodeSilent(_Event, frozen=True, kw_only=True):
     node: str
 
 
+class JournalCut(_Event, frozen=True, kw_only=True):
+    """Records after this one's predecessor were damaged and are lost: names that they gave must not be given again."""
+
+
 class WorkerStarted(_Event, frozen=True, kw_only=True):
     run: str
     attempt: int
@@ -163,6 +167,7 @@ Fact = (
     | ScaleRequested
     | NodeJoined
     | NodeSilent
+    | JournalCut
     | WorkerStarted
     | WorkerReady
     | WorkerExited

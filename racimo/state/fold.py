@@ -21,6 +21,9 @@ DEATHS_TOGETHER_S = 1.0
 MAX_GONE_WORKERS = 100
 """So many replaced workers of an attempt are remembered."""
 
+RUN_NUMBERS_SKIPPED_BY_CUT = 1_000
+"""More than a damaged tail can have held: nodes may still keep what those runs left under their names."""
+
 LEAVING_RANK = {"": 0, "release": 1, "pause": 2, "stop": 3, "abort": 4}
 """A stronger way to leave replaces a weaker one, never the reverse."""
 
@@ -116,6 +119,8 @@ def apply(state: State, record: ev.Record) -> None:
             node = state.nodes.get(event.node)
             if node is not None:
                 state.nodes[node.id] = replace(node, status="silent")
+        case ev.JournalCut():
+            state.num_submitted += RUN_NUMBERS_SKIPPED_BY_CUT
         case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
             _worker_event(state, event, record.at_s)
         case _:

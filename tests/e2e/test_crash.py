@@ -107,4 +107,6 @@ def test_a_torn_journal_is_cut_and_said(fresh_cluster: LiveCluster) -> None:
     assert up.returncode == 0, up.stderr
     warnings = fresh_cluster.client().cluster().warnings
     assert any("torn" in warning or "cut" in warning for warning in warnings), warnings
-    assert fresh_cluster.cli("run", "--", "echo", "on").stdout == "on\n"
+    assert fresh_cluster.cli("run", "--name", "later", "--", "echo", "on").stdout == "on\n"
+    later = next(run.id for run in fresh_cluster.client().runs(all=True) if run.id.startswith("later-"))
+    assert int(later.removeprefix("later-")) > 1000, "a name that the lost records may have given is not given again"
