@@ -69,6 +69,10 @@ class ZygoteKeeper:
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._forks: dict[str, asyncio.Future[Forked]] = {}
+        self.parted_workers: set[str] = set()
+        """Workers of zygotes that were parted with."""
+        self._parted: set[asyncio.Task[None]] = set()
+        self._unfit = False
         self._closing = False
         self._num_waiting = 0
         self._task = asyncio.create_task(self._keep(), name=f"zygote-{name}")
@@ -76,7 +80,7 @@ class ZygoteKeeper:
     @property
     def idle(self) -> bool:
         """It has no workers and nobody waits for a fork."""
-        return not self.workers and not self._forks and not self._num_waiting
+        return not self.workers and not self.parted_workers and not self._forks and not self._num_waiting
 
     @property
     def start_is_hopeless(self) -> bool:
@@ -134,8 +138,9 @@ class ZygoteKeeper:
             os.kill(record.pid, 15)  # still importing: it has no workers yet
         if end_zygote and record is not None:
             await _wait_for_end(record, timeout_s=5.0)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, *self._parted):
+            task.cancel()
+        await asyncio.gather(self._task, *self._parted, return_exceptions=True)
 
     async def _keep(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -166,15 +171,44 @@ class ZygoteKeeper:
             return
         welcome = _DECODER.decode(body)
         assert isinstance(welcome, ZygoteWelcome)
-        if (welcome.protocol, welcome.version) != (ZYGOTE_PROTOCOL, __version__):
-            self._writer.write(encode_frame(Retire()))
-            await self._writer.drain()
-            while await read_frame(reader) is not None:
-                pass  # it leaves its socket at once and closes when its last worker has ended
-            return
+        self._unfit = not self._fits(welcome)
         self._send(Settle())
-        while (body := await read_frame(reader)) is not None:
+        while not self._unfit and (body := await read_frame(reader)) is not None:
             self._handle(_DECODER.decode(body))
+        if self._unfit:
+            self._part_with(reader)
+
+    def _fits(self, welcome: ZygoteWelcome) -> bool:
+        """Whether it is of this version; one left by an earlier installation is not."""
+        return (welcome.protocol, welcome.version) == (ZYGOTE_PROTOCOL, __version__)
+
+    def _part_with(self, reader: asyncio.StreamReader) -> None:
+        """Leaves the zygote to its workers: it gives up its socket at once, so another can start, and goes on telling
+        their ends on this connection until the last."""
+        assert self._writer is not None
+        self._send(Retire())
+        parted = asyncio.create_task(self._hear_out(reader, self._writer, self.workers), name=f"parted {self.name}")
+        self._parted.add(parted)
+        parted.add_done_callback(self._parted.discard)
+        self._writer, self.workers = None, set()
+
+    async def _hear_out(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, workers: set[str]) -> None:
+        try:
+            self.parted_workers |= workers
+            while (body := await read_frame(reader)) is not None:
+                message = _DECODER.decode(body)
+                if isinstance(message, Settled):
+                    workers.update(message.live)
+                    self.parted_workers.update(message.live)
+                elif isinstance(message, Reaped):
+                    workers.discard(message.worker)
+                    self.parted_workers.discard(message.worker)
+                    self._on_reaped(message)
+        finally:
+            writer.close()
+            self.parted_workers -= workers
+            if workers:
+                self._on_lost(frozenset(workers))
 
     async def _connect(self) -> asyncio.StreamReader:
         path = self._home.zygote_socket(self.name)
@@ -231,7 +265,7 @@ class ZygoteKeeper:
             fork = self._forks.get(message.worker)
             if fork is not None and not fork.done():
                 fork.set_exception(ZygoteLost(message.message))
-            self._send(Retire())
+            self._unfit = True
 
     def _send(self, message: ToZygote) -> None:
         assert self._writer is not None

@@ -53,7 +53,7 @@ class Zygotes:
 
     def is_parent_known(self, worker: str) -> bool:
         """Whether a connected zygote is that worker's parent, so that it will tell its exit."""
-        return any(worker in keeper.workers for keeper in self._keepers.values())
+        return any(worker in keeper.workers | keeper.parted_workers for keeper in self._keepers.values())
 
     async def settle(self, timeout_s: float) -> None:
         """Waits until every zygote of an earlier agent has told what it knows."""
