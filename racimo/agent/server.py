@@ -53,11 +53,14 @@ class Server:
 
     async def listen(self, path: Path) -> None:
         """Takes the socket over from an earlier agent (which is dead: the caller holds the lock)."""
-        path.unlink(missing_ok=True)
+        # Under its name only once it listens: who sees the file can connect.
+        draft = path.with_suffix(".new")
+        draft.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(os.fspath(path))
-        path.chmod(0o600)
+        listener.bind(os.fspath(draft))
+        draft.chmod(0o600)
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_FRAME_BYTES)
+        draft.replace(path)
 
     async def close(self) -> None:
         assert self._server is not None

@@ -257,11 +257,13 @@ def _redirect(directory: Path) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(os.fspath(path))
-    path.chmod(0o600)
+    listener.bind(os.fspath(draft))
+    draft.chmod(0o600)
     listener.listen(MAX_CONNECTIONS)
+    draft.replace(path)
     return listener
 
 
