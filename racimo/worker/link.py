@@ -8,6 +8,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from racimo.agent.protocol import (
 )
 from racimo.worker.children import close_in_children, drop
 
+PROGRESS_EVERY_S = 0.1
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 1.0
 MAX_OUTBOX = 10_000
@@ -74,6 +76,8 @@ class AgentLink:
         self._last_progress: Progress | None = None
         self._outbox: deque[Report | CheckpointSaved] = deque(maxlen=MAX_OUTBOX)
         self._sent: deque[Report | CheckpointSaved] = deque(maxlen=RESENT_REPORTS)
+        self._progress_at_s = 0.0
+        self._hurry = False
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._outgoing_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -92,10 +96,12 @@ class AgentLink:
         self._go()
 
     def progress(self, message: Progress) -> None:
-        """Replaces a progress that was not sent yet."""
+        """The newest one goes out, at most every `PROGRESS_EVERY_S`; the thread is woken no more often than that."""
         with self._lock:
+            waking = self._progress is None
             self._progress = message
-        self._go()
+        if waking:
+            self._go()
 
     def tell(self, message: Report | CheckpointSaved) -> None:
         with self._lock:
@@ -104,6 +110,8 @@ class AgentLink:
 
     def close(self) -> None:
         """Sends what is left, for at most `FLUSH_S`, and ends the thread."""
+        self._hurry = True
+        os.eventfd_write(self._outgoing_fd, 1)
         self._idle.wait(FLUSH_S)
         self._stop.set()
         os.eventfd_write(self._outgoing_fd, 1)
@@ -147,7 +155,8 @@ class AgentLink:
             selector.register(self._outgoing_fd, selectors.EVENT_READ)
             while not self._stop.is_set():
                 announced = self._flush(connection, announced)
-                for key, _ in selector.select():
+                timeout_s = max(self._progress_wait_s(), 0.0) if self._progress is not None else None
+                for key, _ in selector.select(timeout_s):
                     if key.fileobj is not connection:
                         _clear(self._outgoing_fd)
                         continue
@@ -158,21 +167,28 @@ class AgentLink:
                         self._take(frame)
 
     def _flush(self, connection: socket.socket, announced: Ready | None) -> Ready | None:
+        """Sends what is due, and returns the readiness that was sent last."""
         while True:
             with self._lock:
+                message: WorkerMessage | None = None
                 if self._ready is not announced:
-                    message: WorkerMessage | None = self._ready
-                    announced = self._ready
+                    message = announced = self._ready
                 elif self._outbox:
                     message = self._outbox.popleft()
                     self._sent.append(message)
-                else:
-                    message, self._progress = self._progress, None
-                    self._last_progress = message or self._last_progress
-                if message is None:
+                elif self._progress is not None and self._progress_wait_s() <= 0:
+                    message = self._last_progress = self._progress
+                    self._progress = None
+                    self._progress_at_s = time.monotonic()
+                elif self._progress is None:
                     self._idle.set()
-                    return announced
+            if message is None:
+                return announced
             _send(connection, message)
+
+    def _progress_wait_s(self) -> float:
+        """Until the newest progress may go out; at the end of the worker it may at once."""
+        return 0.0 if self._hurry else self._progress_at_s + PROGRESS_EVERY_S - time.monotonic()
 
     def _take(self, frame: bytes) -> None:
         message = _decode(frame)

@@ -10,6 +10,7 @@ import torch
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import CheckpointSpec
 from racimo.worker.train.batches import Batches
+from racimo.worker.train.buffers import Store
 from racimo.worker.train.run import Run
 
 
@@ -243,3 +244,25 @@ def test_two_nested_loops_are_refused(run: Run) -> None:
         with pytest.raises(RacimoError, match="inside another loop"):
             run.steps(model, optimizer, batches, until=1)
         break
+
+
+def test_staging_through_host_memory_as_for_a_gpu_gives_the_same_bits(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = []
+    for staged in (False, True):
+        original = Store.__init__
+
+        def staging(store: Store, *args: Any, original: Any = original, staged: bool = staged) -> None:
+            original(store, *args)
+            store._staged = staged
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "__init__", staging)
+            model, optimizer, batches = parts(num_workers=0)
+            for step in run.steps(model, optimizer, batches, until=5):
+                for batch in step:
+                    step.backward(loss_of(model, batch))
+                step.apply()
+        weights.append(model.weight.detach())
+    assert torch.equal(*weights)

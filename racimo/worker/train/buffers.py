@@ -123,6 +123,7 @@ class Store:
     def __init__(self, parameters: Sequence[torch.Tensor], num_slots: int) -> None:
         self.parameters = parameters
         self.device = parameters[0].device
+        self._staged = self.device.type != "cpu"
         self.layout = Layout(parameters)
         self.arena = Arena.create(self.layout, num_slots)
         self.num_slots = num_slots
@@ -133,7 +134,7 @@ class Store:
 
     def work(self, slot: int) -> list[torch.Tensor]:
         """Flat tensors on the model's device in which a block is accumulated."""
-        if self.device.type == "cpu":
+        if not self._staged:
             return self.arena.flats(slot)
         if slot not in self._work:
             self._work[slot] = self.layout.new_flats(self.device)
@@ -147,7 +148,7 @@ class Store:
 
     def publish(self, slot: int) -> None:
         """Makes a block readable for peers."""
-        if self.device.type != "cpu":
+        if self._staged:
             for shared, local in zip(self.arena.flats(slot), self.work(slot), strict=True):
                 shared.copy_(local)
 

@@ -18,6 +18,8 @@ from racimo.worker.train.buffers import Arena, Layout
 from racimo.worker.train.messages import MAX_PACKET_BYTES, Done, Hello, Left, Packet, encode
 from racimo.worker.train.wire import Listener, Peer, other_model, receive
 
+TOLD_AFTER_S = 0.1
+"""A wait shorter than this is not worth a word about whom it is for."""
 LEFT_GRACE_S = 2.0
 """How long a peer that left its loop may take to be seen as failed before its leaving is called the error."""
 
@@ -267,16 +269,17 @@ class Switchboard:
         waiting: Callable[[], None] = lambda: None,
         judge: Callable[[], None] = lambda: None,
     ) -> None:
-        """Returns once `condition` holds. Raises `Regroup` if a newer generation than the mesh's comes first."""
+        """Returns once `condition` holds. Raises `Regroup` if a newer generation than the mesh's comes first.
+
+        `judge` may raise after each event; `waiting` is told once the wait has become long."""
         told = False
         while not condition():
             if self.mesh is not None and self.outdated:
                 raise Regroup
             judge()
-            if not told:
+            if not self._pump_once({}, None, None if told else TOLD_AFTER_S):
                 waiting()
                 told = True
-            self._pump_once({}, None, None)
 
     def _pump_until(
         self,

@@ -12,8 +12,6 @@ from racimo.agent.protocol import Progress
 from racimo.worker.link import Link
 from racimo.worker.train.messages import Outcome
 
-SEND_EVERY_S = 0.1
-"""Progress goes out at most this often, unless what it says matters to somebody now (waiting, a slow step)."""
 _REMEMBERED_STEPS = 20
 
 
@@ -31,22 +29,18 @@ class Telemetry:
         self._step = 0
         self._generation = 0
         self._loss: float | None = None
-        self._sent_at_s = 0.0
+        self._step_s: float | None = None
         self._committed_at_s: float | None = None
         self._durations_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._samples = 0
         self._tokens: float | None = None
 
     def phase(self, name: str, *, waits_for: tuple[int, ...] = (), generation: int | None = None) -> None:
-        """A change of phase, or of whom it waits for. Cheap: most are not sent."""
+        """A change of phase, or of whom it waits for. Cheap: the link sends the newest, a few times a second."""
         self._phase_number += 1
         if generation is not None:
             self._generation = generation
-        now_s = time.monotonic()
-        if now_s - self._sent_at_s < SEND_EVERY_S and name not in ("wait", "done", "checkpoint"):
-            return
-        self._sent_at_s = now_s
-        step_s = statistics.median(self._durations_s) if self._durations_s else None
+        step_s = self._step_s
         self._link.progress(
             Progress(
                 worker=self._worker,
@@ -77,6 +71,7 @@ class Telemetry:
         self._samples, self._tokens = outcome.num_samples, tokens
         if self._committed_at_s is not None:
             self._durations_s.append(now_s - self._committed_at_s)
+            self._step_s = statistics.median(self._durations_s)
         self._committed_at_s = now_s
         if self._file is not None:
             line = {
