@@ -241,7 +241,7 @@ class Workers:
 
     def _unrecorded_exit(self, entry: Entry) -> Exit:
         """Nobody wrote how it ended: our own child tells its status; else what we did to it; else it is unknown."""
-        held_s = time.monotonic() - entry.accepted_s
+        held_s = time.monotonic() - (entry.record.monotonic_s if entry.record else entry.accepted_s)
         exit = None
         if entry.pidfd is not None:
             try:
@@ -279,8 +279,8 @@ class Workers:
 
     async def _report(self, entry: Entry, exit: Exit) -> None:
         entry.cancel_timers()
-        if exit.held_s <= 0:
-            exit = msgspec.structs.replace(exit, held_s=time.monotonic() - entry.accepted_s)
+        if entry.live:
+            exit = msgspec.structs.replace(exit, held_s=_lease_s(entry, exit))
         commits = self.commits.get(entry.run, 0)
         if entry.order.kind == "train":
             commits = max(commits, newest_commit(self._home.node_dir / "workers" / entry.run))
@@ -335,6 +335,13 @@ class Workers:
         """Waits until no worker is alive (all exits told)."""
         while self.live:
             await self.ended.wait(SPOOL_RETRY_S)
+
+
+def _lease_s(entry: Entry, exit: Exit) -> float:
+    """Seconds of the lease: the process's own time and what passed between its order and its start."""
+    if exit.held_s <= 0 or entry.record is None:
+        return time.monotonic() - entry.accepted_s
+    return exit.held_s + max(0.0, entry.record.monotonic_s - entry.accepted_s)
 
 
 def _end_leftovers(directory: Path, session: int) -> None:
