@@ -136,6 +136,10 @@ class TorchrunJob:
         """Live worker processes, in the order in which they were started."""
         return _live_pids(self.out)
 
+    def tail(self) -> str:
+        """The last lines it wrote, for a person who wonders."""
+        return _tail(self.out / "log.txt")
+
     def wait(self, limit_s: float) -> None:
         try:
             code = self._process.wait(limit_s)
@@ -249,6 +253,9 @@ class RayJob:
 
     def worker_pids(self) -> list[int]:
         return _live_pids(self.out)
+
+    def tail(self) -> str:
+        return _tail(self._cluster.folder / "ray-driver.txt")
 
     def wait(self, limit_s: float) -> None:
         with _alarm(limit_s, "the end of fit()"):

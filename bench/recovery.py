@@ -113,6 +113,7 @@ def kill_peer(start: Callable[[], TorchrunJob | RayJob], kills: int, deadline: D
                 found.append(next_step_s(job, moment_s, PEER_LIMIT_S))
             except TimeoutError:
                 say(f"  {type(job).__name__}: no new step within {PEER_LIMIT_S:.0f} s: given up, counted as that long")
+                say(job.tail())
                 found.append(PEER_LIMIT_S)
                 break
             say(f"  {type(job).__name__}: next new step after {found[-1]:.2f} s")
