@@ -97,6 +97,7 @@ class ControlProcess:
         self.secrets = SecretStore(home.secrets_file)
         self.snapshots = SnapshotStore(home.blobs_dir, home.snapshots_dir)
         self.core = Core(store, ClusterClock())
+        self.snapshots.collect({run.spec.snapshot for run in self.core.state.runs.values()})
         self.core.clock = ClusterClock(self.core.state.at_s)
         self.carrier = Carrier(home, self.identity.id, self.secrets, self.snapshots)
         self.loop = Loop(self.core, self.carrier.carry)

@@ -9,7 +9,7 @@ import msgspec
 from racimo.act.agent_client import AgentClient
 from racimo.agent import protocol
 from racimo.control.core import FIRST_EXEC_INDEX, Core
-from racimo.control.effects import Announce, Effect, Start, Stop
+from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.loop import Loop
 from racimo.control.redaction import Redactor
 from racimo.control.secrets import SecretStore
@@ -123,7 +123,7 @@ class Carrier:
                     self._after(effect.worker, self._start(client, effect))
                 case Stop():
                     self._after(effect.worker, self._tell(client, effect.message()))
-                case Announce():
+                case Announce() | Forget():
                     self._after(effect.run, self._tell(client, effect.message()))
 
     def _after(self, key: str, doing: Coroutine[None, None, None]) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from racimo.act.journal import SNAPSHOT_EVERY_RECORDS, Journal
 from racimo.agent.protocol import AgentEvent, FileEntry, Member, WorkerOrder, WorkerState
-from racimo.control.effects import Announce, Effect, Start, Stop
+from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.orders import run_name, worker_order
 from racimo.decide import decide
 from racimo.decide.fit import can_never_fit
@@ -163,6 +163,8 @@ class Core:
         for name, state in known.items():
             if not state.exited and not self._belongs(node_id, name):
                 self._effect(Stop(node=node_id, worker=name, how="abort"))
+        for forgotten in self.state.forgotten:
+            self._effect(Forget(node=node_id, run=forgotten))
         for run in [self.state.runs[run] for run in self.state.open_runs]:
             for worker in run.live_workers:
                 if worker.node == node_id:
@@ -262,6 +264,9 @@ class Core:
                 self._leave(event)
             case ev.GenerationAnnounced():
                 self._announce(self.state.runs[event.run])
+            case ev.RunForgotten():
+                for node in self.state.nodes:
+                    self._effect(Forget(node=node, run=event.run))
             case _:
                 pass
 

@@ -46,4 +46,14 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Effect = Start | Stop | Announce
+class Forget(msgspec.Struct, frozen=True, kw_only=True):
+    """Drop what `node` keeps of an ended run."""
+
+    node: str
+    run: str
+
+    def message(self) -> protocol.ForgetRun:
+        return protocol.ForgetRun(run=self.run)
+
+
+Effect = Start | Stop | Announce | Forget

@@ -4,6 +4,8 @@ import hashlib
 import os
 import re
 import tempfile
+import time
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -16,6 +18,7 @@ MAX_FILES = 100_000
 MAX_SNAPSHOT_BYTES = 4 * 10**9
 MAX_BLOB_BYTES = 64 * 10**6
 """Fits one frame to the agent (`protocol.MAX_FRAME_BYTES`) with room for its envelope."""
+MIN_COLLECT_AGE_S = 86_400.0
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -108,6 +111,23 @@ class SnapshotStore:
                 f"{len(missing)} contents of snapshot {identity[:12]} were not sent, first {missing[0]}",
             )
         return files
+
+    def collect(self, used: Collection[str], min_age_s: float = MIN_COLLECT_AGE_S) -> int:
+        """Removes snapshots that no run names, and contents that no snapshot has; how many files went.
+
+        Younger ones than `min_age_s` (seconds since they were stored) stay: a client may be about to submit them."""
+        before_s = time.time() - min_age_s
+        manifests = [path for path in self._snapshots.iterdir() if SHA256.fullmatch(path.name)]
+        doomed = [path for path in manifests if path.name not in used and path.stat().st_mtime < before_s]
+        kept = {file.sha256 for path in set(manifests) - set(doomed) for file in self.manifest(path.name)}
+        doomed += [
+            path
+            for path in self._blobs.iterdir()
+            if SHA256.fullmatch(path.name) and path.name not in kept and path.stat().st_mtime < before_s
+        ]
+        for path in doomed:
+            path.unlink(missing_ok=True)
+        return len(doomed)
 
     def read_blob(self, sha256: str) -> bytes:
         return (self._blobs / sha256).read_bytes()

@@ -1,6 +1,6 @@
 """The one decision: every open run looked at, in order, against the devices that are free."""
 
-from racimo.decide import end, heal
+from racimo.decide import end, heal, retain
 from racimo.decide.decision import Decisions
 from racimo.decide.fit import Pool
 from racimo.decide.queue import Queue, in_order
@@ -43,6 +43,7 @@ def decide(state: State, now_s: float, seed: int) -> Decisions:
             if run.id not in planned and run.generation is not None:
                 grown = heal.fill_up(run, pool, heal.target(run), "grows")
                 intents += [grown] if grown is not None else []
+    intents += retain.forget(state)
     return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from racimo.act.journal import MemoryDisk, MemoryJournal
 from racimo.control.core import Core
-from racimo.control.effects import Announce, Effect, Start
+from racimo.control.effects import Announce, Effect, Start, Stop
 from racimo.sim.machine import AgentDown, SimMachine
 from racimo.sim.timeline import Timeline
 from racimo.spec.errors import RacimoError
@@ -165,7 +165,7 @@ class SimControl:
                     self.machine.start(self.core.order_for(effect.worker))
                 elif isinstance(effect, Announce):
                     self.machine.announce(effect.message())
-                else:
+                elif isinstance(effect, Stop):
                     self.machine.stop(effect.message())
             except AgentDown:
                 self._connected = 0

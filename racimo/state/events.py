@@ -159,6 +159,13 @@ class RunEnded(_Event, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
+class RunForgotten(_Event, frozen=True, kw_only=True):
+    """An old ended run is dropped from the state, and nodes drop what they keep of it (not its outputs)."""
+
+    run: str
+    reason: Reason
+
+
 Fact = (
     RunSubmitted
     | StopRequested
@@ -173,7 +180,16 @@ Fact = (
     | WorkerExited
     | WorkerHung
 )
-Intent = AttemptPlanned | WorkersPlanned | WorkersLeaving | GenerationAnnounced | RunRequeued | RunPaused | RunEnded
+Intent = (
+    AttemptPlanned
+    | WorkersPlanned
+    | WorkersLeaving
+    | GenerationAnnounced
+    | RunRequeued
+    | RunPaused
+    | RunEnded
+    | RunForgotten
+)
 Event = Fact | Intent
 
 

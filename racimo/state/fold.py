@@ -24,6 +24,9 @@ MAX_GONE_WORKERS = 100
 RUN_NUMBERS_SKIPPED_BY_CUT = 1_000
 """More than a damaged tail can have held: nodes may still keep what those runs left under their names."""
 
+MAX_FORGOTTEN_KEPT = 200
+"""Names of forgotten runs that are kept, so that a node whose word was lost can be told again."""
+
 LEAVING_RANK = {"": 0, "release": 1, "pause": 2, "stop": 3, "abort": 4}
 """A stronger way to leave replaces a weaker one, never the reverse."""
 
@@ -36,6 +39,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     runs: list[Run]
     requests: dict[str, str]
+    forgotten: list[str] = []
 
 
 class State:
@@ -51,6 +55,7 @@ class State:
         self.nodes: dict[str, Node] = {}
         self.runs: dict[str, Run] = {}
         self.requests: dict[str, str] = {}
+        self.forgotten: list[str] = []
         self.leases: dict[tuple[str, int], str] = {}
         self.open_runs: dict[str, None] = {}
 
@@ -75,6 +80,7 @@ class State:
                 nodes=list(self.nodes.values()),
                 runs=list(self.runs.values()),
                 requests=self.requests,
+                forgotten=self.forgotten,
             )
         )
 
@@ -88,6 +94,7 @@ class State:
         state.seq, state.at_s, state.num_submitted = snapshot.seq, snapshot.at_s, snapshot.num_submitted
         state.nodes = {node.id: node for node in snapshot.nodes}
         state.requests = snapshot.requests
+        state.forgotten = snapshot.forgotten
         for run in snapshot.runs:
             state.runs[run.id] = run
             if not run.ended:
@@ -121,6 +128,8 @@ def apply(state: State, record: ev.Record) -> None:
                 state.nodes[node.id] = replace(node, status="silent")
         case ev.JournalCut():
             state.num_submitted += RUN_NUMBERS_SKIPPED_BY_CUT
+        case ev.RunForgotten():
+            _forget(state, event.run)
         case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
             _worker_event(state, event, record.at_s)
         case _:
@@ -149,9 +158,20 @@ def _submit(state: State, event: ev.RunSubmitted, at_s: float) -> None:
         state.requests[event.request] = event.run
 
 
+def _forget(state: State, run_id: str) -> None:
+    run = state.runs.get(run_id)
+    if run is None or not run.ended or run.live_workers:
+        return
+    del state.runs[run_id]
+    state.requests = {request: run for request, run in state.requests.items() if run != run_id}
+    state.forgotten = [*state.forgotten[1 - MAX_FORGOTTEN_KEPT :], run_id]
+
+
 WorkerEvent = ev.WorkerStarted | ev.WorkerReady | ev.WorkerExited | ev.WorkerHung
 RunEvent = (
-    ev.StopRequested | ev.PauseRequested | ev.ResumeRequested | ev.ScaleRequested | ev.Intent
+    ev.StopRequested | ev.PauseRequested | ev.ResumeRequested | ev.ScaleRequested
+    | ev.AttemptPlanned | ev.WorkersPlanned | ev.WorkersLeaving | ev.GenerationAnnounced
+    | ev.RunRequeued | ev.RunPaused | ev.RunEnded
 )  # fmt: skip
 
 

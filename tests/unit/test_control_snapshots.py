@@ -86,3 +86,20 @@ def test_unknown_snapshots_are_said(tmp_path: Path, identity: str) -> None:
     with pytest.raises(RacimoError) as caught:
         store(tmp_path).manifest(identity)
     assert caught.value.code == "not-found"
+
+
+def test_what_no_run_names_is_collected_once_it_is_old(tmp_path: Path) -> None:
+    contents = {name: name.encode() for name in ("shared", "old", "new")}
+    sha = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    snapshots = store(tmp_path)
+    kept, _ = snapshots.put_manifest((entry("a", sha256=sha["shared"]), entry("b", sha256=sha["new"])))
+    dropped, _ = snapshots.put_manifest((entry("a", sha256=sha["shared"]), entry("b", sha256=sha["old"])))
+    for name, content in contents.items():
+        draft = snapshots.draft(sha[name])
+        draft.write(content)
+        draft.finish()
+    assert snapshots.collect({kept}) == 0, "all of it is young"
+    assert snapshots.collect({kept}, min_age_s=-1.0) == 2
+    assert len(snapshots.require_complete(kept)) == 2
+    with pytest.raises(RacimoError):
+        snapshots.manifest(dropped)
