@@ -46,7 +46,7 @@ def everything(config: dict[str, Any]) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     state = {"schedule": schedule, "average": Average(model)}
     batches = racimo.Batches(
-        data(config.get("num_samples", 100)),
+        config.get("dataset") or data(config.get("num_samples", 100)),
         global_batch_size=config.get("global_batch_size", 32),
         seed=config.get("seed", 0),
         micro_shards=config.get("micro_shards", 8),

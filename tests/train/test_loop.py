@@ -1,5 +1,8 @@
 """The loop as users write it: what it refuses, what it allows, and what it says."""
 
+import contextlib
+import os
+import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,13 +133,47 @@ def test_fast_counts_every_sample_once_through_a_death(cluster: Make, home: Path
     every_micro_shard_counted_once(home, 20)
 
 
+class Recording(torch.utils.data.Dataset[Any]):
+    """Leaves a file named after each process that reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._data, self._folder = data(), folder
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        (self._folder / str(os.getpid())).touch()
+        return self._data[index]
+
+
 def test_data_loading_processes_change_nothing_and_end_with_their_worker(
     cluster: Make, home: Path, undisturbed: str
 ) -> None:
-    workers = cluster({"num_workers": 1}, faults=((1, "computing", 6),))
+    folder = home / "pids"
+    folder.mkdir()
+    workers = cluster({"num_workers": 1, "dataset": Recording(folder)}, faults=((1, "computing", 6),))
     workers.run(2)
     assert workers.hashes() == {undisturbed}, workers.story()
     every_micro_shard_counted_once(home, 20)
+    readers = {int(path.name) for path in folder.iterdir()} - {child.pid for child in workers.children.values()}
+    assert len(readers) == 2
+    for pid in readers:
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            assert select.select([fd], [], [], 10)[0], f"data-loading process {pid} outlived its worker"
+            os.close(fd)
+
+
+def test_there_is_always_a_rank_zero(cluster: Make, home: Path) -> None:
+    def last_word(config: dict[str, Any]) -> None:
+        train_until(config, lambda _: None)
+        run = racimo.current_run()
+        (home / f"rank-{run.rank}-of-{run.num_workers}").touch()
+
+    workers = cluster(program=last_word, faults=((0, "computing", 5),))
+    workers.run(3)
+    assert sorted(path.name for path in home.glob("rank-*")) == ["rank-0-of-2", "rank-1-of-2"], workers.story()
 
 
 def test_training_goes_on_while_the_agent_is_away(cluster: Make, undisturbed: str) -> None:

@@ -6,7 +6,7 @@ interrupts it at once.
 
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from racimo.spec.errors import RacimoError
@@ -219,7 +219,7 @@ class Switchboard:
             return [peer for rank, peer in mesh.peers.items() if rank not in found]
 
         def judge() -> None:
-            self.refuse_leavers(step)
+            self.refuse_leavers(step, {peer.worker for peer in absent()})
             if any(peer.gone for peer in absent()):
                 raise Regroup
 
@@ -246,10 +246,10 @@ class Switchboard:
         self.wait(arrived, lambda: waiting((peer.index,)), judge)
         return found[0]
 
-    def refuse_leavers(self, step: int) -> None:
-        """Raises if some member walked away from its loop while others go on with step `step` + 1."""
+    def refuse_leavers(self, step: int, among: Collection[str] | None = None) -> None:
+        """Raises if some member (of those given) walked away from its loop while others go on with step `step` + 1."""
         for worker, left_after in self._leavers.items():
-            if left_after <= step:
+            if left_after <= step and (among is None or worker in among):
                 self._wait_for_next(LEFT_GRACE_S)
                 rank = self.mesh.members.index(worker) if self.mesh and worker in self.mesh.members else "?"
                 raise RacimoError(
