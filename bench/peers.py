@@ -29,6 +29,9 @@ ROOT = Path(__file__).parent.parent
 RAY_VENV = ROOT / ".venvs" / "ray"
 RAY_PACKAGES = ("ray[train]==2.60.0", "torch==2.13.0")
 TORCHRUN_RESTARTS = 1_000
+TORCHRUN_VARIABLES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""In its favour: by default (torch 2.13) restarted workers may read the addresses of dead ones from the rendezvous's
+store, which it keeps, and then wait for ever in Gloo's connectFullMesh (seen here in one kill out of three)."""
 START_LIMIT_S = 120.0
 END_LIMIT_S = 10.0
 
@@ -123,7 +126,11 @@ class TorchrunJob:
         self._log = (self.out / "log.txt").open("w")
         self.start_s = time.monotonic()
         self._process = subprocess.Popen(
-            command, stdout=self._log, stderr=subprocess.STDOUT, env=clean_environment(), start_new_session=True
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=clean_environment(**TORCHRUN_VARIABLES),
+            start_new_session=True,
         )
 
     def commits(self) -> list[Commit]:
