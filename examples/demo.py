@@ -195,16 +195,23 @@ def kill_a_worker(client: Client, run: str) -> str:
 def telling_events(client: Client, run: str, screen: Screen) -> Iterator[None]:
     """Says beside the live line what the cluster decides about the run, in the cluster's own words."""
 
+    over = threading.Event()
+
     def tell() -> None:
         with client.beside() as other:
             for record in other.events(run, follow=True):
+                if over.is_set():
+                    return
                 if isinstance(record.event, AttemptPlanned | GenerationAnnounced | WorkersPlanned):
                     screen.say(f"  {run}: {record.event.reason.text}")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
-    yield
-    thread.join(EVENTS_END_S)
+    try:
+        yield
+        thread.join(EVENTS_END_S)
+    finally:
+        over.set()
 
 
 def output(client: Client, run: str, path: str) -> str:
