@@ -40,7 +40,10 @@ def cluster_lines(cluster: ClusterView) -> list[str]:
 
 
 def _down_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "End this machine's cluster and all its work. Journal and outputs stay: racimo up goes on."
+    parser.description = (
+        "End this machine's cluster. Commands and plain scripts are stopped; exact training saves itself and,"
+        " like the queue, goes on at the next racimo up. Journal and outputs stay."
+    )
 
 
 def _down(args: argparse.Namespace) -> int:

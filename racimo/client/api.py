@@ -17,6 +17,7 @@ from racimo.client.say import Say, to_stderr
 from racimo.client.session import Session
 from racimo.control.views import (
     ClusterView,
+    DownView,
     ExecExitView,
     ExecRequest,
     LogLine,
@@ -246,9 +247,9 @@ class Client:
     def remove_secret(self, name: str) -> None:
         self._session.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", type(None))
 
-    def shutdown(self) -> None:
-        """Ends all work and the cluster's processes. `racimo down` also waits for their ends."""
-        self._session.call("POST", "/v1/shutdown", type(None), safe_to_repeat=False)
+    def shutdown(self) -> DownView:
+        """Ends the cluster: which runs end with it and which go on at the next `up`. `racimo down` also waits."""
+        return self._session.call("POST", "/v1/shutdown", DownView, safe_to_repeat=False)
 
 
 def _run_path(run: str) -> str:

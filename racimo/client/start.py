@@ -14,12 +14,13 @@ import msgspec
 from racimo.act import guardian
 from racimo.client.discovery import Endpoint, Finder, local_endpoint, supervisor_alive
 from racimo.client.say import Say
-from racimo.control.views import ClusterView
+from racimo.control.views import ClusterView, DownView
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
 START_LIMIT_S = 60.0
-DOWN_LIMIT_S = 30.0
+DOWN_LIMIT_S = 90.0
+MAX_NAMED_RUNS = 5
 POLL_S = 0.02
 TOO_MANY_STARTS = 4
 """A healthy cluster starts each service once; at the fourth, waiting on would not help."""
@@ -237,14 +238,17 @@ def service_records(home: Home) -> list[guardian.ProcessRecord]:
 
 
 def down(home: Home, *, say: Say) -> bool:
-    """Ends the cluster of `home` and all its work; False if it was not up. Returns when its processes are gone."""
+    """Ends the cluster of `home`; False if it was not up. Returns when its processes are gone.
+
+    Commands and plain scripts are stopped; exact training saves itself and, like the queue, goes on at the next
+    `up`."""
     records = service_records(home)
     if not records and not supervisor_alive(home):
         return False
     try:
         finder = Finder(say, home=home, may_start=False)
         endpoint = finder.find()
-        reached = endpoint is not None and _ask_shutdown(endpoint)
+        reached = endpoint is not None and _ask_shutdown(endpoint, say)
     except RacimoError as error:
         say(f"the control process does not take the request: {error.message}")
         reached = False
@@ -262,7 +266,7 @@ def down(home: Home, *, say: Say) -> bool:
     return True
 
 
-def _ask_shutdown(endpoint: Endpoint) -> bool:
+def _ask_shutdown(endpoint: Endpoint, say: Say) -> bool:
     import httpx
 
     from racimo.client.session import raise_for_error
@@ -278,7 +282,17 @@ def _ask_shutdown(endpoint: Endpoint) -> bool:
     except httpx.TransportError:
         return True  # it ended while answering
     raise_for_error(answer.status_code, answer.content, endpoint)
+    view = msgspec.json.decode(answer.content, type=DownView)
+    if view.stopped:
+        say(f"stopping {_names(view.stopped)}")
+    if view.kept:
+        say(f"kept for the next racimo up: {_names(view.kept)}")
     return True
+
+
+def _names(runs: tuple[str, ...]) -> str:
+    more = f" and {len(runs) - MAX_NAMED_RUNS} more runs" if len(runs) > MAX_NAMED_RUNS else ""
+    return ", ".join(runs[:MAX_NAMED_RUNS]) + more
 
 
 def _await_gone(records: list[guardian.ProcessRecord], limit_s: float) -> list[guardian.ProcessRecord]:

@@ -32,6 +32,8 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.version import __version__
 
+REST_MOST_S = 40.0
+
 log = logging.getLogger("racimo.control")
 
 
@@ -124,12 +126,14 @@ class ControlProcess:
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self.carrier.run(), name="carrier"),
         ]
+        self.core.come_up()
         self._announce(address, listener.getsockname()[1])
         log.info("taking requests at %s, %d runs known", address, len(self.core.state.runs))
         ending = asyncio.create_task(self._end.wait())
         try:
             await asyncio.wait({ending, serving, *parts}, return_when=asyncio.FIRST_COMPLETED)
             if self._whole_cluster:
+                await self._rest()
                 await self.carrier.shut_down()
         finally:
             server.stop()
@@ -145,6 +149,22 @@ class ControlProcess:
         if self._whole_cluster:
             self.home.cluster_file.unlink(missing_ok=True)
         log.info("ended")
+
+    async def _rest(self) -> None:
+        """Waits (bounded) until every worker has saved or stopped; the agent ends those that take longer."""
+        try:
+            async with asyncio.timeout(REST_MOST_S):
+                taken = await self.loop.change(lambda core: core.take_down())
+                for run in (*taken.kept, *taken.stopped):
+                    while True:
+                        pulse = self.loop.pulse(run)
+                        if not self.core.state.runs[run].live_workers:
+                            break
+                        await pulse.wait()
+        except TimeoutError:
+            log.warning("some workers took longer than %g s to save or stop", REST_MOST_S)
+        except RacimoError as error:  # a full disk: nobody can be told more than that it ends
+            log.warning("going down without a word to the runs: %s", error.message)
 
     def shut_down(self) -> None:
         """Ends the cluster. The mark comes first: with it nobody starts anything again, whoever dies from here on."""

@@ -21,6 +21,7 @@ from racimo.control.secrets import SecretStore
 from racimo.control.snapshots import MAX_BLOB_BYTES, SnapshotStore
 from racimo.control.views import (
     ClusterView,
+    DownView,
     EndedView,
     ExecExitView,
     ExecRequest,
@@ -110,7 +111,8 @@ class Api:
         await exchange.answer(present.node_views(self.core.state, free_memory, free_disk))
 
     async def shutdown(self, exchange: Exchange) -> None:
-        await exchange.answer(OkView())
+        taken = await self._loop.change(lambda core: core.take_down())
+        await exchange.answer(DownView(kept=taken.kept, stopped=taken.stopped))
         self._shut_down()
 
     # Files and secrets

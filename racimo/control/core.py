@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
 from racimo.act.journal import SNAPSHOT_EVERY_RECORDS, Journal
 from racimo.agent.protocol import AgentEvent, FileEntry, Member, WorkerOrder, WorkerState
 from racimo.control.effects import Announce, Effect, Forget, Start, Stop
@@ -42,6 +44,13 @@ class Clock(Protocol):
     def wall_s(self) -> float: ...
 
 
+class TakenDown(msgspec.Struct, frozen=True):
+    """Runs that go on when the cluster is up again, and runs that end with it."""
+
+    kept: tuple[str, ...]
+    stopped: tuple[str, ...]
+
+
 class Core:
     """One cluster's truth and its decisions. Opening it folds what `store` holds."""
 
@@ -56,6 +65,7 @@ class Core:
         """When to tick even if nothing happens, on the cluster's clock."""
         self.state = self._open()
         self._snapshot_seq = self.state.seq
+        self._going_down = False
         self._effects: deque[tuple[int, Effect]] = deque()
         self._records: deque[ev.Record] = deque()
         if store.was_cut:
@@ -71,6 +81,8 @@ class Core:
         known = self.state.requests.get(request) if request else None
         if known is not None:
             return self.state.runs[known]
+        if self._going_down:
+            raise RacimoError("wrong-state", "the cluster is being taken down", "racimo up  # once it has ended")
         reason = can_never_fit(self.state, spec, spec.worker_range.least)
         if reason is not None:
             raise RacimoError("can-never-fit", reason.text, "racimo nodes  # shows what there is")
@@ -107,6 +119,30 @@ class Core:
         for worker in frozen:
             self._effect(_stop(run, worker, "thaw"))
         return self.state.runs[run_id]
+
+    def take_down(self) -> TakenDown:
+        """The cluster is to end: what waits and exact training are held until it is up again, the rest is stopped."""
+        self._going_down = True
+        kept: list[str] = []
+        stopped: list[str] = []
+        for run in [self.state.runs[run_id] for run_id in self.state.open_runs]:
+            if run.status == "paused" and not run.live_workers:
+                kept.append(run.id)
+            elif run.status == "queued" or (run.elastic and run.status in ("running", "pausing")):
+                kept.append(run.id)
+                if not run.hold:
+                    self._record(ev.PauseRequested(run=run.id, until="up"))
+            else:
+                stopped.append(run.id)
+                if run.status != "stopping":
+                    self._record(ev.StopRequested(run=run.id))
+        return TakenDown(kept=tuple(kept), stopped=tuple(stopped))
+
+    def come_up(self) -> None:
+        """What was held while the cluster was down queues again."""
+        for run in [self.state.runs[run_id] for run_id in self.state.open_runs]:
+            if run.hold == "down":
+                self._record(ev.ResumeRequested(run=run.id))
 
     def scale(self, run_id: str, workers: WorkerRange) -> Run:
         """Changes how many workers the run may have.

@@ -11,6 +11,7 @@ from racimo.control.exchange import Exchange
 from racimo.control.gate import Receive, Scope, Send
 from racimo.control.views import (
     ClusterView,
+    DownView,
     EndedView,
     ExecExitView,
     ExecRequest,
@@ -122,7 +123,10 @@ CALLS: tuple[Call, ...] = (
         summary="Keeps a secret; runs that name it get it as an environment variable.",
     ),
     Call(method="DELETE", path="/v1/secrets/{name}", handler=Api.remove_secret, summary="Forgets a secret."),
-    Call(method="POST", path="/v1/shutdown", handler=Api.shutdown, summary="Ends all work and the cluster."),
+    Call(
+        method="POST", path="/v1/shutdown", handler=Api.shutdown, gives=DownView,
+        summary="Ends the cluster: commands stop, exact training saves itself and goes on at the next `up`.",
+    ),
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ MODULES = {"agent": "racimo.agent", "control": "racimo.control"}
 STABLE_AFTER_S = 5.0
 """A service that lived this long is started again at once when it dies; an earlier death doubles the delay."""
 
-END_CONTROL_S = 15.0
+END_CONTROL_S = 60.0
 END_AGENT_S = 15.0
 """How long a service may take to end by itself at shutdown, before SIGKILL."""
 

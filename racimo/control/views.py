@@ -74,6 +74,13 @@ class RunView(_View, frozen=True, kw_only=True):
     output_dir: str = ""
 
 
+class DownView(_View, frozen=True, kw_only=True):
+    """`racimo down`: runs that go on at the next `up`, and runs that end now."""
+
+    kept: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+
+
 class NodeView(_View, frozen=True, kw_only=True):
     node: Node
     num_free: int

@@ -165,7 +165,7 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
     words = [_gone_words(run, worker) for worker in gone]
     words += [f"worker {index} joined" for index in came]
     text = f"{', '.join(words)}: {len(members)} {'goes' if len(members) == 1 else 'go'} on"
-    if len(members) < run.least and not exits.finished(run):
+    if len(members) < run.least and run.status == "running" and not exits.finished(run):
         text += f", fewer than the {run.least} asked for, until replacements are ready"
     code = "members-changed" if gone and came else "member-lost" if gone else "member-joined"
     return Reason(code=code, text=text, counts=counts)

@@ -33,7 +33,10 @@ class StopRequested(_Event, frozen=True, kw_only=True):
 
 
 class PauseRequested(_Event, frozen=True, kw_only=True):
+    """`until`: the user's `resume`, or the cluster's next `up` where the cluster itself is taken down."""
+
     run: str
+    until: Literal["resume", "up"] = "resume"
 
 
 class ResumeRequested(_Event, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ fence. Nothing here decides; see `racimo.decide`.
 """
 
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -241,7 +241,7 @@ def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
             reason = Reason(code="stop-requested", text="stop was asked for")
             state.runs[run.id] = replace(run, status="stopping", hold="", reason=reason)
         case ev.PauseRequested():
-            state.runs[run.id] = _pause(run)
+            state.runs[run.id] = _pause(run, "paused" if event.until == "resume" else "down")
         case ev.ResumeRequested():
             state.runs[run.id] = _resume(run, at_s)
         case ev.ScaleRequested():
@@ -270,12 +270,13 @@ def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
             assert_never(event)
 
 
-def _pause(run: Run) -> Run:
+def _pause(run: Run, hold: Literal["paused", "down"]) -> Run:
     if run.status == "queued":
-        reason = Reason(code="held", text="paused while it waited; `racimo resume` lets it queue again")
-        return replace(run, status="paused", hold="paused", reason=reason)
+        until = "`racimo resume`" if hold == "paused" else "the cluster's next `racimo up`"
+        reason = Reason(code="held", text=f"paused while it waited; {until} lets it queue again")
+        return replace(run, status="paused", hold=hold, reason=reason)
     if run.status in ("running", "pausing"):
-        return replace(run, status="pausing", hold="paused")
+        return replace(run, status="pausing", hold=hold)
     return run
 
 

@@ -138,7 +138,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Generation numbers never repeat within a run, whatever the attempt."""
     commits_at_death: int = 0
     deaths_without_progress: int = 0
-    hold: Literal["", "paused"] = ""
+    hold: Literal["", "paused", "down"] = ""
+    """Held back until `resume` (paused) or until the cluster is up again (down)."""
     reason: Reason | None = None
     """Why it is where it is (for queued runs the planner's newest, kept by the control process)."""
     failure: Failure | None = None

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from conftest import SCRIPTS, LiveCluster, wait_until
+from test_training import steps_of
 
 pytestmark = pytest.mark.e2e
 
@@ -102,3 +103,23 @@ def test_a_client_that_finds_no_cluster_starts_one(fresh_cluster: LiveCluster) -
     done = fresh_cluster.cli("run", "--", "echo", "hi")
     assert (done.returncode, done.stdout) == (0, "hi\n"), done.stderr
     assert SCRIPTS.exists()
+
+
+def test_down_keeps_the_queue_and_exact_training_for_the_next_up(fresh_cluster: LiveCluster) -> None:
+    fresh_cluster.up()
+    words = ("train", "tiny.py:train", "--detach", "--workers", "2", "--config", "steps=60", "--config", "pause_s=0.03")
+    training = fresh_cluster.cli(*words).stdout.split()[0]
+    filler = fresh_cluster.cli("run", "--workers", "2", "--detach", "--", "sleep", "300").stdout.split()[0]
+    waiting = fresh_cluster.cli("run", "--detach", "--", "true").stdout.split()[0]
+    client = fresh_cluster.client()
+    wait_until(lambda: (progress := client.run(training).progress) and progress.step >= 5, "some steps")
+    down = fresh_cluster.cli("down")
+    assert down.returncode == 0 and filler in down.stderr and training in down.stderr, down.stderr
+    assert not fresh_cluster.pids()
+    fresh_cluster.up()
+    client = fresh_cluster.client()
+    assert client.wait(waiting, timeout_s=30).status == "succeeded"
+    assert client.wait(training, timeout_s=30).status == "succeeded"
+    assert client.run(filler).status == "stopped"
+    steps = [line["step"] for line in steps_of(fresh_cluster, training)]
+    assert len(set(steps)) == 60 and len(steps) <= 2 * 60, "no step is done again, each worker notes each once"

@@ -370,8 +370,11 @@ def test_an_error_of_ours_shows_no_internals(tmp_path: Path, monkeypatch: pytest
 def test_shutdown_is_answered_before_it_begins(tmp_path: Path) -> None:
     async def check() -> None:
         async with stage(tmp_path) as made:
-            assert (await made.http.post("/v1/shutdown")).json() == {"ok": True}
+            assert (await made.http.post("/v1/shutdown")).json() == {}
             assert made.shut_down.is_set()
             assert HEADERS["Authorization"] not in (await made.http.get("/v1/cluster")).text
+            late = {"spec": {"command": ["true"], "files": ""}, "request": "late"}
+            refused = await made.http.post("/v1/runs", json=late)
+            assert (refused.status_code, refused.json()["code"]) == (409, "wrong-state")
 
     asyncio.run(check())

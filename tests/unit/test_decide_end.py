@@ -237,3 +237,20 @@ def test_a_run_that_finishes_before_its_pause_has_succeeded() -> None:
     stage.turn()
     stage.exit(run, 0, "finished")
     assert stage.run(run).status == "succeeded"
+
+
+def test_taking_the_cluster_down_keeps_the_queue_and_exact_training_and_stops_the_rest() -> None:
+    stage = Stage(node(3))
+    training = stage.elastic(workers=2)
+    command, waiting = stage.command(), stage.command()
+    taken = stage.core.take_down()
+    stage.turn()
+    assert (set(taken.kept), taken.stopped) == ({training, waiting}, (command,))
+    for index in (0, 1):
+        stage.exit(training, index, "paused")
+    stage.exit(command, 0, "killed")
+    assert stage.run(command).status == "stopped"
+    assert {stage.run(run).status for run in (training, waiting)} == {"paused"}
+    stage.core.come_up()
+    stage.turn()
+    assert {stage.run(run).status for run in (training, waiting)} == {"running"}
