@@ -153,18 +153,27 @@ class ControlProcess:
     async def _rest(self) -> None:
         """Waits (bounded) until every worker has saved or stopped; the agent ends those that take longer."""
         try:
-            async with asyncio.timeout(REST_MOST_S):
-                taken = await self.loop.change(lambda core: core.take_down())
-                for run in (*taken.kept, *taken.stopped):
-                    while True:
-                        pulse = self.loop.pulse(run)
-                        if not self.core.state.runs[run].live_workers:
-                            break
-                        await pulse.wait()
-        except TimeoutError:
-            log.warning("some workers took longer than %g s to save or stop", REST_MOST_S)
+            taken = await self.loop.change(lambda core: core.take_down())
         except RacimoError as error:  # a full disk: nobody can be told more than that it ends
             log.warning("going down without a word to the runs: %s", error.message)
+            return
+        waits = {
+            asyncio.create_task(self._await_workers((*taken.kept, *taken.stopped)), name="rest"),
+            asyncio.create_task(self.carrier.lost(), name="agent lost"),
+        }
+        done, pending = await asyncio.wait(waits, timeout=REST_MOST_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if not done:
+            log.warning("some workers took longer than %g s to save or stop", REST_MOST_S)
+
+    async def _await_workers(self, runs: tuple[str, ...]) -> None:
+        for run in runs:
+            while True:
+                pulse = self.loop.pulse(run)
+                if not self.core.state.runs[run].live_workers:
+                    break
+                await pulse.wait()
 
     def shut_down(self) -> None:
         """Ends the cluster. The mark comes first: with it nobody starts anything again, whoever dies from here on."""

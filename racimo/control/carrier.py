@@ -270,6 +270,11 @@ class Carrier:
             if client is not None:
                 await self._tell(client, protocol.StopWorker(worker=worker, how="abort"))
 
+    async def lost(self) -> None:
+        """Returns when the agent is not there (any more)."""
+        if self._client is not None:
+            await self._client.closed.wait()
+
     async def shut_down(self) -> None:
         """Ends workers, zygotes and the agent; returns when it is gone, or could not be told within the bound."""
         client = self._client
