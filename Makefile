@@ -1,6 +1,6 @@
 # The whole project from here: `make demo` shows the main job, `make test` passes the tests.
 VENV   := .venv
-PYTHON := $(VENV)/bin/python
+PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 
 .PHONY: demo test check bench soak setup clean
@@ -12,13 +12,13 @@ $(READY): pyproject.toml constraints.txt requirements-dev.txt tools/setup
 setup: $(READY)
 
 demo: $(READY)
-	@$(PYTHON) examples/demo.py
+	@$(PY) examples/demo.py
 
 test: $(READY)
-	@$(PYTHON) -m pytest -m "not soak" $(ARGS)
+	@$(PY) -m pytest -m "not soak" $(ARGS)
 
 soak: $(READY)
-	@$(PYTHON) -m pytest -m soak $(ARGS)
+	@$(PY) -m pytest -m soak $(ARGS)
 
 check: $(READY)
 	@$(VENV)/bin/ruff check .
@@ -28,7 +28,7 @@ check: $(READY)
 
 # make bench NAME=start, or all of them
 bench: $(READY)
-	@$(PYTHON) -m bench $(NAME)
+	@$(PY) -m bench $(NAME)
 
 clean:
 	rm -rf $(VENV) .venvs build dist *.egg-info

@@ -9,6 +9,7 @@ import time
 import traceback
 
 from bench.harness import machine, quick, say, table, write_rows
+from bench.peers import PeerMissing
 
 BENCHMARKS = ("start", "first-step", "step", "bits", "recovery", "goodput", "crash", "cli")
 
@@ -20,6 +21,9 @@ def run(name: str) -> bool:
     began_s = time.monotonic()
     try:
         rows = importlib.import_module(f"bench.{name.replace('-', '_')}").run()
+    except PeerMissing as error:
+        say(f"[{name}] could not be measured: {error}")
+        return False
     except Exception:  # noqa: BLE001 - one benchmark that breaks must not take the others along; it is shown and counted
         traceback.print_exc()
         say(f"[{name}] could not be measured")

@@ -1,81 +1,10 @@
-"""A real cluster in a folder of its own, driven through the command line and the client; taken down without a trace."""
+"""Clusters for the tests; they are taken down without a trace."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from racimo.client import Client
-from racimo.client.discovery import connect
-from racimo.spec.home import Home
-
-SCRIPTS = Path(__file__).parent / "scripts"
-WAIT_S = 60.0
-
-
-class LiveCluster:
-    """One cluster of this test's own, with `slots` CPU slots."""
-
-    def __init__(self, root: Path, slots: int) -> None:
-        self.home = Home(root)
-        self.environment = os.environ | {"RACIMO_HOME": str(root), "NO_COLOR": "1"}
-        self.environment.pop("RACIMO_ADDRESS", None)
-        self.slots = slots
-
-    def cli(self, *words: str, cwd: Path | None = None, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "racimo.cli.main", *words],
-            env=self.environment,
-            cwd=cwd or SCRIPTS,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def up(self) -> None:
-        done = self.cli("up", "--slots", str(self.slots))
-        assert done.returncode == 0, done.stderr
-
-    def client(self) -> Client:
-        return connect(self.home, start=False)
-
-    def pids(self) -> dict[int, str]:
-        """Every live process that belongs to this cluster, by its environment or command line."""
-        root = os.fsencode(self.home.root)
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes()
-                belongs = root in command or b"RACIMO_HOME=" + root in (entry / "environ").read_bytes().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-            if belongs and command:
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
-        return found
-
-    def service_pid(self, role: str) -> int:
-        import json
-
-        return int(json.loads((self.home.processes_dir / f"{role}.json").read_bytes())["pid"])
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits for something that another process does and that announces itself in no other way."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"after {timeout_s:.0f} s still not: {what}"
-        time.sleep(0.02)
+from live_cluster import LiveCluster, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import LiveCluster, wait_until
+from live_cluster import LiveCluster, wait_until
 
 from racimo.client import Client
 from racimo.client.start import down, service_records
@@ -28,6 +28,8 @@ def start(cluster: LiveCluster, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs its jobs in the background makes them ignore SIGINT, and a process inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LiveCluster, wait_until
-from test_training import committed, final_hash, live_worker_pids, steps_of, submit
+from live_cluster import LiveCluster, committed, final_hash, live_worker_pids, steps_of, submit, wait_until
 
 from racimo.spec.run import RunSpec
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from conftest import SCRIPTS, LiveCluster, wait_until
-from test_training import steps_of
+from live_cluster import SCRIPTS, LiveCluster, steps_of, wait_until
 
 pytestmark = pytest.mark.e2e
 

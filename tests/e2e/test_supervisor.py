@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import LiveCluster, wait_until
+from live_cluster import LiveCluster, wait_until
 
 from racimo.act import guardian
 from racimo.control.supervisor import EXIT_REFUSED
@@ -75,7 +75,7 @@ def test_the_end_leaves_nothing_even_when_the_agent_is_down(fresh_cluster: LiveC
         log = Path(cluster.home.service_logs_dir, "supervisor.log")
         wait_until(lambda: "; again in 0.1 s" in log.read_text(), "restarts become slower, and the log says so", 10)
         if how == "api":
-            assert client.post("/v1/shutdown").json() == {}
+            assert client.post("/v1/shutdown").json() == {"stopped": ["sleep-1"]}
         else:
             os.kill(live(cluster, "supervisor") or 0, signal.SIGTERM)
     wait_until(lambda: not cluster.pids(), "every process gone", 20)
