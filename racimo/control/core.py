@@ -18,6 +18,7 @@ from racimo.act.journal import SNAPSHOT_EVERY_RECORDS, Journal
 from racimo.agent.protocol import AgentEvent, FileEntry, Member, WorkerOrder, WorkerState
 from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.orders import run_name, worker_order
+from racimo.control.scaling import check_scale
 from racimo.decide import decide
 from racimo.decide.fit import can_never_fit
 from racimo.spec.errors import RacimoError
@@ -151,7 +152,7 @@ class Core:
         `can-never-fit`, `invalid-request` (a range for a command).
         """
         run = self._open_run(run_id)
-        self._check_scale(run, workers)
+        check_scale(self.state, run, workers)
         if (run.least, run.most) != (workers.least, workers.most):
             self._record(ev.ScaleRequested(run=run_id, least=workers.least, most=workers.most))
         return self.state.runs[run_id]
@@ -410,26 +411,6 @@ class Core:
         if run.ended:
             raise RacimoError("wrong-state", f"{run_id} has ended already: {run.status}", f"racimo show {run_id}")
         return run
-
-    def _check_scale(self, run: Run, workers: WorkerRange) -> None:
-        if run.spec.command and workers.elastic:
-            raise RacimoError("invalid-request", f"a command has a fixed count of workers, not {workers}")
-        if run.micro_shards is not None and workers.most > run.micro_shards:
-            raise RacimoError(
-                "too-many-workers",
-                f"{run.id} cuts each batch into {run.micro_shards} micro-shards, so it can have at most"
-                f" {run.micro_shards} workers, not {workers.most}",
-                f"racimo scale {run.id} {min(workers.least, run.micro_shards)}..{run.micro_shards}",
-            )
-        if not run.elastic and run.live_workers:
-            raise RacimoError(
-                "wrong-state",
-                f"{run.id} is {run.status} and not elastic: only runs inside `run.steps` change size while they run",
-                f"racimo stop {run.id}",
-            )
-        reason = can_never_fit(self.state, run.spec, workers.least)
-        if reason is not None:
-            raise RacimoError("can-never-fit", reason.text, "racimo nodes  # shows what there is")
 
 
 def _stop(run: Run, worker: Worker, how: str) -> Stop:

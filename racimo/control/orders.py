@@ -9,15 +9,38 @@ from racimo.spec.run import RunSpec
 from racimo.state.nouns import Run, Worker, worker_id
 
 MAX_NAME_CHARS = 40
+INTERPRETER = re.compile(r"(python|pypy)[0-9.]*|(ba|da|z|k)?sh|node|ruby|perl|Rscript|julia")
+INLINE_OPTIONS = frozenset({"-c", "-e", "-"})
+"""After these stands the program itself, or it comes from stdin: there is no script to be named after."""
+VALUED_OPTIONS = {"python": ("-W", "-X"), "pypy": ("-W", "-X"), "sh": ("-o", "+o")}
 
 
 def run_name(spec: RunSpec) -> str:
-    """What a run is called before its number: its name, else the script's stem or the command's basename."""
+    """What a run is called before its number: its name, else the script's stem or the command's basename. Of an
+    interpreter with a script (`python slow.py`) the script counts."""
     if spec.name:
         return spec.name
-    asked = PurePosixPath(spec.train_file).stem if spec.train else PurePosixPath(spec.command[0]).name
+    asked = PurePosixPath(spec.train_file).stem if spec.train else _command_name(spec.command)
     name = re.sub(r"[^a-z0-9]+", "-", asked.lower()).strip("-")[:MAX_NAME_CHARS].rstrip("-")
     return name or "run"
+
+
+def _command_name(command: tuple[str, ...]) -> str:
+    program = PurePosixPath(command[0]).name
+    if not INTERPRETER.fullmatch(program):
+        return program
+    valued = next((options for kind, options in VALUED_OPTIONS.items() if kind in program), ())
+    words = iter(command[1:])
+    for word in words:
+        if word in INLINE_OPTIONS:
+            break
+        if word == "-m" and "py" in program:
+            return next(words, program)
+        if word in valued:
+            next(words, "")
+        elif not word.startswith(("-", "+")):
+            return PurePosixPath(word).stem or program
+    return program
 
 
 def worker_order(

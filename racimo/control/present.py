@@ -55,11 +55,14 @@ def run_progress(run: Run, workers: Iterable[Progress], now_s: float, price: flo
 
 
 def worker_view(run: Run, worker: Worker) -> WorkerView:
-    members = run.generation.members if run.generation is not None else ()
+    rank: int | None = worker.rank
+    if run.generation is not None:  # one that has left a generation has no rank any more: another may have its number
+        members = run.generation.members
+        rank = members.index(worker.index) if worker.index in members else None
     return WorkerView(
         id=worker_id(run.id, worker.attempt, worker.index),
         index=worker.index,
-        rank=members.index(worker.index) if worker.index in members else worker.rank,
+        rank=rank,
         node=worker.node,
         devices=worker.devices,
         status=worker.status,

@@ -69,7 +69,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "crash-loop": ErrorKind(_F, 500),
     # Training.
     "dataset-too-small": ErrorKind(_F, 500),
-    "too-many-workers": ErrorKind(_F, 500),
+    "too-many-workers": ErrorKind(_U, 422),
     "not-exact": ErrorKind(_F, 500),
     "own-collectives": ErrorKind(_F, 500),
     "state-not-stateful": ErrorKind(_F, 500),

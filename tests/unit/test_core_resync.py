@@ -234,6 +234,16 @@ def test_sizes_that_cannot_be_are_refused(kind: str, workers: WorkerRange, code:
     assert stage.run(run).most == stage.run(run).spec.worker_range.most
 
 
+@pytest.mark.parametrize("workers", [WorkerRange(9, 9), WorkerRange(5, 8), WorkerRange(1, 9)])
+def test_a_refused_size_comes_with_one_that_is_taken(workers: WorkerRange) -> None:
+    stage = Stage(node(4))
+    run = stage.elastic("1..2")
+    with pytest.raises(RacimoError) as caught:
+        stage.core.scale(run, workers)
+    assert caught.value.hint == f"racimo scale {run} 1..4" and caught.value.kind.exit_code in (2, 4)
+    stage.core.scale(run, WorkerRange(1, 4))
+
+
 def test_a_waiting_run_just_changes_its_size() -> None:
     stage = Stage(node(2))
     stage.command(workers=2)
