@@ -160,7 +160,7 @@ class SqliteJournal:
         report = inspect_wal(self._beside("-wal"))
         if report.note:
             self._notes.append(report.note)
-        if report.num_lost_commits:
+        if report.lost_records:
             self.was_cut = True
             kept = self._free_name()
             for suffix in ("", "-wal"):

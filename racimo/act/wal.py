@@ -17,16 +17,27 @@ _MAGIC_LITTLE_ENDIAN, _MAGIC_BIG_ENDIAN = 0x377F0682, 0x377F0683
 class WalReport(msgspec.Struct, frozen=True, kw_only=True):
     """What SQLite will keep of a log (`num_commits`) and what it will drop.
 
-    `torn_bytes`: of a transaction that was being written. `num_lost_commits`: whole ones behind a damaged place.
+    `torn_bytes`: behind the last whole transaction. `num_lost_commits`: whole ones behind a damaged place.
+    `unreadable_bytes`: of a log that SQLite ignores as a whole, as its header is damaged.
     """
 
     num_commits: int = 0
     torn_bytes: int = 0
     num_lost_commits: int = 0
+    unreadable_bytes: int = 0
+
+    @property
+    def lost_records(self) -> bool:
+        """True if durable records are certainly gone."""
+        return bool(self.num_lost_commits or self.unreadable_bytes)
 
     @property
     def note(self) -> str:
         """One sentence for people, or "" if the log is whole."""
+        if self.unreadable_bytes:
+            return (
+                f"the journal's write-ahead log has a damaged header: the {self.unreadable_bytes} bytes in it are lost"
+            )
         if self.num_lost_commits:
             return (
                 f"the journal's write-ahead log is damaged: {self.num_commits} transactions in it are good,"
@@ -34,8 +45,8 @@ class WalReport(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.torn_bytes:
             return (
-                f"the journal's last write was torn and has been cut off ({self.torn_bytes} bytes,"
-                f" never confirmed to anybody); {self.num_commits} transactions before it are whole"
+                f"the journal's log ends in the middle of a write, which has been cut off ({self.torn_bytes} bytes);"
+                f" {self.num_commits} transactions before it are whole"
             )
         return ""
 
@@ -56,7 +67,7 @@ def inspect_wal(path: Path) -> WalReport:
     frame_size = _FRAME.size + page_size
     if magic not in (_MAGIC_LITTLE_ENDIAN, _MAGIC_BIG_ENDIAN) or checksum != tuple(stored) or page_size < 512:
         # SQLite ignores the whole log then; how much was in it cannot be read from it any more.
-        return WalReport(torn_bytes=len(content))
+        return WalReport(unreadable_bytes=len(content))
     return _read_frames(content, frame_size, word, (salt1, salt2), checksum)
 
 

@@ -48,7 +48,7 @@ from racimo.agent.protocol import (
     WorkerMessage,
 )
 from racimo.agent.pulse import Pulse
-from racimo.agent.runs import Runs
+from racimo.agent.runs import Runs, newest_run_number
 from racimo.agent.server import Server
 from racimo.agent.spool import Spool
 from racimo.agent.stopping import stop_worker, terminate
@@ -130,6 +130,7 @@ class Agent:
             instance=self._instance,
             workers=tuple(unacknowledged),
             warnings=self.workers.zygotes.warnings,
+            newest_run=newest_run_number(self._home),
         )
 
     # What control asks

@@ -114,6 +114,8 @@ class ControlWelcome(_Message, frozen=True, kw_only=True):
     workers: tuple[WorkerState, ...]
     warnings: tuple[str, ...] = ()
     """What a person should know of this node now, such as a zygote that is still importing torch."""
+    newest_run: int = 0
+    """The highest number among the runs (`NAME-NUMBER`) of which the node has kept anything."""
 
 
 class StartWorker(_Message, frozen=True, kw_only=True):

@@ -44,6 +44,13 @@ def newest_commit(workers_dir: Path) -> int:
     return newest
 
 
+def newest_run_number(home: Home) -> int:
+    """The highest number among the names (`NAME-NUMBER`) of runs that left workers or outputs here; 0 if none."""
+    names = [path.name for folder in (home.node_dir / "workers", home.output_dir("")) for path in folder.glob("*-*")]
+    numbers = [name.rpartition("-")[2] for name in names]
+    return max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=0)
+
+
 class _Reports:
     """One run's reports: the file, and which (step, name) it holds."""
 

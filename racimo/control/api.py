@@ -162,6 +162,7 @@ class Api:
         if request.request not in self.core.state.requests:
             self._secrets.require(spec.secrets)
             await asyncio.to_thread(self._check_files, spec)
+            await self._carrier.met()
         run = await self._loop.change(lambda core: core.submit(spec, request.request))
         await exchange.answer(self._view(self.core.state.runs[run.id], with_workers=True))
 

@@ -46,6 +46,8 @@ class Carrier:
         self._snapshots = snapshots
         self._client: AgentClient | None = None
         self._connected = asyncio.Event()
+        self._met = asyncio.Event()
+        """Set once the agent has said, in this process's life, what it knows of earlier runs."""
         self._last: dict[str, asyncio.Task[None]] = {}
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._given_secrets: dict[str, set[str]] = {}
@@ -103,6 +105,14 @@ class Carrier:
                 raise RacimoError("unreachable", "the node's agent does not answer", "racimo check") from None
         assert self._client is not None
         return await _ask(self._client, body)
+
+    async def met(self) -> None:
+        """Waits (bounded) until the agent's word on earlier runs is in: no name is given twice. `RacimoError`."""
+        try:
+            async with asyncio.timeout(CONNECTION_WAIT_S):
+                await self._met.wait()
+        except TimeoutError:
+            raise RacimoError("unreachable", "the node's agent does not answer", "racimo check") from None
 
     def redactor(self, run: str) -> Redactor:
         """Hides the present values of the secrets that a run names, and those it was started with."""
@@ -197,10 +207,12 @@ class Carrier:
 
         def joined(core: Core) -> None:
             core.node_joined(welcome.node)
+            core.node_knows(welcome.node.id, welcome.newest_run)
             core.resync(welcome.node.id, welcome.workers)
 
         try:
             await self._until_written(joined)
+            self._met.set()
             cursor = 0  # acknowledges nothing; the agent sends again what it has not got acknowledged
             while True:
                 batch = await _ask(client, protocol.PullEvents(after=cursor, wait_s=PULL_WAIT_S))

@@ -164,6 +164,15 @@ class Core:
         if self.state.nodes.get(node.id) != node:
             self._record(ev.NodeJoined(node=node))
 
+    def node_knows(self, node_id: str, newest_run: int) -> None:
+        """The node has kept something of a run of this number. A higher one than the journal's is of a lost record."""
+        if newest_run > self.state.num_submitted:
+            self.notes.append(
+                f"the journal has lost records: node {node_id} ran runs up to number {newest_run}, of which it knows"
+                f" {self.state.num_submitted}; what still runs of the others is ended"
+            )
+            self._record(ev.JournalCut(newest_run=newest_run))
+
     def node_silent(self, node_id: str) -> None:
         """The node does not answer: nothing new is placed there, what runs there keeps its lease."""
         node = self.state.nodes.get(node_id)

@@ -63,7 +63,10 @@ class NodeSilent(_Event, frozen=True, kw_only=True):
 
 
 class JournalCut(_Event, frozen=True, kw_only=True):
-    """Records after this one's predecessor were damaged and are lost: names that they gave must not be given again."""
+    """Durable records are lost: names that they gave must not be given again. `newest_run`: the highest run number that
+    a node still knows, 0 if the loss was found otherwise."""
+
+    newest_run: int = 0
 
 
 class WorkerStarted(_Event, frozen=True, kw_only=True):

@@ -127,7 +127,7 @@ def apply(state: State, record: ev.Record) -> None:
             if node is not None:
                 state.nodes[node.id] = replace(node, status="silent")
         case ev.JournalCut():
-            state.num_submitted += RUN_NUMBERS_SKIPPED_BY_CUT
+            state.num_submitted = max(event.newest_run, state.num_submitted + RUN_NUMBERS_SKIPPED_BY_CUT)
         case ev.RunForgotten():
             _forget(state, event.run)
         case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
@@ -272,7 +272,7 @@ def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
 
 def _pause(run: Run, hold: Literal["paused", "down"]) -> Run:
     if run.status == "queued":
-        until = "`racimo resume`" if hold == "paused" else "the cluster's next `racimo up`"
+        until = f"`racimo resume {run.id}`" if hold == "paused" else "the cluster's next `racimo up`"
         reason = Reason(code="held", text=f"paused while it waited; {until} lets it queue again")
         return replace(run, status="paused", hold=hold, reason=reason)
     if run.status in ("running", "pausing"):

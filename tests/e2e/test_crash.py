@@ -109,3 +109,27 @@ def test_a_torn_journal_is_cut_and_said(fresh_cluster: LiveCluster) -> None:
     assert fresh_cluster.cli("run", "--name", "later", "--", "echo", "on").stdout == "on\n"
     later = next(run.id for run in fresh_cluster.client().runs(all=True) if run.id.startswith("later-"))
     assert int(later.removeprefix("later-")) > 1000, "a name that the lost records may have given is not given again"
+
+
+@pytest.mark.parametrize("damage", ["log deleted", "log truncated", "log garbled", "database emptied"])
+def test_a_lost_journal_gives_no_name_again_and_says_so(fresh_cluster: LiveCluster, damage: str) -> None:
+    """Everything is killed at once, then the journal's files are damaged before the next start."""
+    fresh_cluster.up()
+    for word in ("one", "two", "three"):
+        assert fresh_cluster.cli("run", "--no-files", "--name", "say", "--", "echo", word).stdout == f"{word}\n"
+    for pid in fresh_cluster.pids():
+        fresh_cluster.kill(pid)
+    database = fresh_cluster.home.journal_file
+    log = database.with_name(database.name + "-wal")
+    if damage == "log deleted":
+        log.unlink()
+    elif damage == "log truncated":
+        os.truncate(log, log.stat().st_size // 3)
+    elif damage == "log garbled":
+        log.write_bytes(b"\x55" * 3000 + log.read_bytes()[3000:])
+    else:
+        os.truncate(database, 0)
+    fresh_cluster.up()
+    warnings = fresh_cluster.client().cluster().warnings
+    assert any("lost" in warning for warning in warnings), warnings
+    assert fresh_cluster.cli("run", "--no-files", "--name", "say", "--", "echo", "new").stdout == "new\n"

@@ -77,7 +77,7 @@ def test_a_torn_last_write_is_cut_off_and_said(path: Path, cut: int) -> None:
     wal.write_bytes(wal.read_bytes()[:-cut])
     journal = SqliteJournal(path)
     assert seqs(journal) == list(range(1, 20))
-    assert "torn" in journal.notes[0]
+    assert "cut off" in journal.notes[0]
     journal.append(record(20))
     journal.close()
     again = SqliteJournal(path)
