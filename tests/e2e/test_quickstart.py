@@ -33,6 +33,15 @@ def test_a_torchrun_script_runs_unchanged(cluster: LiveCluster) -> None:
     assert "rank 0 of 2 sees 3" in done.stdout and "rank 1 of 2 sees 3" in done.stdout
 
 
+def test_a_rendezvous_left_in_the_environment_is_not_picked_up(fresh_cluster: LiveCluster) -> None:
+    """accelerate#2362, #2818: a wrong address or process count from elsewhere is taken silently."""
+    stale = {"WORLD_SIZE": "9", "RANK": "7", "MASTER_ADDR": "192.0.2.9", "MASTER_PORT": "1"}
+    fresh_cluster.environment |= stale
+    done = fresh_cluster.cli("train", "torchrun_script.py", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2 sees 3" in done.stdout
+
+
 def test_ps_show_why_events_and_nodes_answer_in_json(cluster: LiveCluster) -> None:
     cluster.cli("run", "--name", "answered", "--", "true")
     runs = json.loads(cluster.cli("ps", "--all", "-o", "json").stdout)
