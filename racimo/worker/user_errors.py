@@ -3,13 +3,17 @@
 import errno
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+import racimo
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Failure
 
 MAX_TRACEBACK_CHARS = 32_000
 MAX_MESSAGE_CHARS = 1_000
 
+_TRACEBACK_HEAD = "Traceback (most recent call last):"
+_OWN_FOLDER = f"{Path(racimo.__file__).parent}/"
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
@@ -19,7 +23,7 @@ def failure_from(error: BaseException, cwd: str, rank: int, worker: str) -> Fail
         code, message, hint = error.code, error.message, error.hint
     else:
         code, hint = _code_of(error), ""
-        message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        message = _in_one_line(error)
     place = _place_of(error, cwd)
     return Failure(
         code=code,
@@ -29,6 +33,24 @@ def failure_from(error: BaseException, cwd: str, rank: int, worker: str) -> Fail
         rank=rank,
         worker=worker,
     )
+
+
+def _in_one_line(error: BaseException) -> str:
+    """`TypeError: sum() received ...` and a "…" where more lines follow; of a syntax error, what comes after its place.
+
+    A data-loading process hands on its exception as a traceback in the message of another: then the one inside counts.
+    """
+    lines = [line for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
+    if isinstance(error, SyntaxError):
+        return lines[-1].strip()
+    begins = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK_HEAD)]
+    if begins:
+        inside = lines[begins[-1] + 1 :]
+        lines = inside[next((number for number, line in enumerate(inside) if not line.startswith(" ")), 0) :] or lines
+    first, *more = lines
+    if more and first.rstrip().endswith(f"{type(error).__name__}:"):
+        first = f"{first.rstrip()} {more.pop(0).strip()}"  # the message began with an empty line
+    return first.strip() + (" …" if more else "")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -64,7 +86,8 @@ def _place_of(error: BaseException, cwd: str) -> str:
 
 
 def user_traceback(error: BaseException, cwd: str) -> str:
-    """As Python prints it, from the user's first frame on; our frames are left out. The end is kept if it is long.
+    """As Python prints it, from the user's first frame on; our frames are left out, but for one that itself raised
+    what is not of our making (`dataset[index]`, say). The end is kept if it is long.
 
     A `RacimoError` without a user's frame is its own message alone, a syntax error is shown as Python shows it.
     """
@@ -88,9 +111,11 @@ def user_traceback(error: BaseException, cwd: str) -> str:
 
 
 def _user_frames(part: traceback.TracebackException, cwd: str) -> list[traceback.FrameSummary]:
-    """Frames from the first one in the run's own files on. Where we raised on purpose, up to the last such frame."""
+    """Frames from the first one in the run's own files on, less ours. Where we raised on purpose, up to the last of
+    the user's; else the one that raised stays, whosever it is."""
     users = [position for position, frame in enumerate(part.stack) if frame.filename.startswith(cwd + "/")]
     if not users:
         return []
     on_purpose = part.exc_type is not None and issubclass(part.exc_type, RacimoError)
-    return list(part.stack[users[0] : users[-1] + 1 if on_purpose else None])
+    frames = list(part.stack[users[0] : users[-1] + 1 if on_purpose else None])
+    return [frame for frame in frames if frame is frames[-1] or not frame.filename.startswith(_OWN_FOLDER)]

@@ -81,3 +81,54 @@ def test_a_missing_script_is_named(tmp_path: Path) -> None:
 def test_a_script_that_does_not_parse_or_lacks_nothing_passes(tmp_path: Path, source: str) -> None:
     (tmp_path / "train.py").write_text(source)
     assert check_script(tmp_path / "train.py", "train.py", "host") is None
+
+
+def message_of(error: BaseException) -> str:
+    return failure_from(error, "/nowhere", 0, "r/1/0").message
+
+
+def test_a_long_message_is_known_by_its_first_line() -> None:
+    """What torch says of wrong arguments ends in ` * (tuple of ints dim, bool keepdim)`, which means nothing."""
+    long = TypeError("sum() received an invalid combination of arguments, expected one of:\n * (int dim)\n * ()\n")
+    assert message_of(long) == "TypeError: sum() received an invalid combination of arguments, expected one of: …"
+    assert message_of(ValueError("\n  first\n  second")) == "ValueError: first …"
+    assert message_of(ValueError("one line\n")) == "ValueError: one line"
+    assert message_of(KeyError()) == "KeyError"
+
+
+def test_a_syntax_error_is_known_by_what_it_is(tmp_path: Path) -> None:
+    assert message_of(raised("exec('x = (')", tmp_path)).startswith("SyntaxError: '(' was never closed")
+
+
+def test_of_an_error_in_a_data_loading_process_the_one_inside_counts() -> None:
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in f\n    g()\nValueError: no such picture\n'
+    )
+    assert message_of(ValueError(text)) == "ValueError: no such picture"
+
+
+FETCH = """
+from racimo.worker.train.batches import Batches, Key
+class Data:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        raise ValueError('no such picture')
+Batches({data}, 4).fetch(Key(0, 0, (9,)))
+"""
+
+
+def test_our_frames_between_the_users_are_left_out(tmp_path: Path) -> None:
+    failure = failure_from(raised(FETCH.format(data="Data()"), tmp_path), str(tmp_path), 0, "r/1/0")
+    assert [line.split(",")[0].strip() for line in failure.traceback.splitlines() if "File" in line] == [
+        'File "train.py"',
+        'File "train.py"',
+    ]
+    assert failure.traceback.endswith("ValueError: no such picture\n")
+
+
+def test_our_frame_stays_where_it_raised_what_is_not_of_our_making(tmp_path: Path) -> None:
+    failure = failure_from(raised(FETCH.format(data="[1, 2, 3, 4]"), tmp_path), str(tmp_path), 0, "r/1/0")
+    assert "self.dataset[index]" in failure.traceback
+    assert failure.traceback.count('File "') == 2
