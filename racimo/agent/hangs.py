@@ -27,6 +27,7 @@ DUMP_QUIET_S = 0.05
 """A stack dump is complete once nothing was added for this long."""
 MAX_STACK_BYTES = 64 * 1024
 STACKS_FILE = "stacks.log"
+MAIN_STACK_HEAD = "Stack of its main thread (most recent call first):"
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -86,7 +87,7 @@ async def describe_hang(
         code="worker-hung",
         message=" ".join(parts),
         hint=f"racimo logs {entry.run}; the stack of every thread is in {entry.directory / STACKS_FILE}",
-        traceback=stack.replace(f"{cwd}/", ""),
+        traceback=main_stack(stack, cwd),
         rank=rank,
         worker=entry.name,
     )
@@ -117,11 +118,26 @@ def _read_from(path: Path, begin: int) -> str:
 
 
 def find_user_line(stack: str, cwd: Path) -> str:
-    """`file:line in function` of the innermost frame in the run's own files, the signalled thread first; or ""."""
-    blocks = stack.split("\n\n")
-    blocks.sort(key=lambda block: "Current thread" not in block)
-    for block in blocks:
+    """`file:line in function` of the innermost frame in the run's own files, the main thread first; or ""."""
+    main = _main_thread(stack)
+    for block in (main, *(block for block in stack.split("\n\n") if block != main)):
         for match in _FRAME.finditer(block):
             if match["file"].startswith(f"{cwd}/"):
                 return f"{match['file'].removeprefix(f'{cwd}/')}:{match['line']} in {match['name']}"
     return ""
+
+
+def main_stack(stack: str, cwd: Path) -> str:
+    """The main thread's frames, from the innermost to the user's outermost (what called that is ours); "" if none."""
+    frames = [line for line in _main_thread(stack).splitlines() if _FRAME.search(line)]
+    users = [number for number, line in enumerate(frames) if f'File "{cwd}/' in line]
+    if users:
+        frames = frames[: users[-1] + 1]
+    return "".join(f"{line}\n" for line in (MAIN_STACK_HEAD, *frames)).replace(f"{cwd}/", "") if frames else ""
+
+
+def _main_thread(stack: str) -> str:
+    """Its part of a dump: the kernel gives it the signal, so it is `Current`; else the first to have been made, which
+    Python lists last."""
+    blocks = stack.strip("\n").split("\n\n")
+    return next((block for block in blocks if block.startswith("Current thread")), blocks[-1])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from racimo.agent.entry import Entry
-from racimo.agent.hangs import find_hung, find_user_line
+from racimo.agent.hangs import find_hung, find_user_line, main_stack
 from racimo.agent.protocol import Progress, WorkerOrder
 from racimo.state.nouns import Exit
 
@@ -17,6 +17,8 @@ Current thread 0x00007f02 (most recent call first):
   File "/venv/lib/threading.py", line 320 in wait
   File "/run/files/model/net.py", line 42 in forward
   File "/run/files/train.py", line 7 in train
+  File "/venv/lib/racimo/worker/bootstrap.py", line 140 in _execute
+  File "/venv/lib/racimo/agent/zygote.py", line 90 in main
 """
 
 
@@ -74,3 +76,19 @@ def test_dead_and_frozen_workers_do_not_hang() -> None:
 def test_the_line_is_the_innermost_of_the_users_in_the_signalled_thread() -> None:
     assert find_user_line(STACKS, Path("/run/files")) == "model/net.py:42 in forward"
     assert find_user_line(STACKS, Path("/elsewhere")) == ""
+
+
+def test_the_stack_shown_is_the_main_threads_down_to_the_users_first_frame() -> None:
+    assert main_stack(STACKS, Path("/run/files")).splitlines() == [
+        "Stack of its main thread (most recent call first):",
+        '  File "/venv/lib/threading.py", line 320 in wait',
+        '  File "model/net.py", line 42 in forward',
+        '  File "train.py", line 7 in train',
+    ]
+
+
+def test_a_stack_without_the_users_files_or_without_a_signalled_thread_is_still_shown() -> None:
+    assert "zygote.py" in main_stack(STACKS, Path("/elsewhere"))
+    unsignalled = STACKS.replace("Current thread", "Thread")
+    assert 'File "train.py", line 7' in main_stack(unsignalled, Path("/run/files")).splitlines()[-1]
+    assert main_stack("", Path("/run/files")) == ""
