@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,13 @@ def test_tied_weights_are_moved_once_and_stay_tied() -> None:
     offer, fd = pack(Trained(model, torch.optim.SGD(model.parameters(), lr=0.1), {}).capture(), 0)
     tree = unpack(offer, fd)
     assert torch.equal(tree["model"]["0.weight"], tree["model"]["1.weight"])
+
+
+def test_torch_does_not_advise_against_saving_without_a_process_group(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        shelf = Shelf(str(tmp_path))
+        shelf.save(1, "run", IDENTITY, trained().capture())
+        shelf.newest(print)
+        warnings.warn("torch.distributed is odd", stacklevel=1)
+    assert [str(warning.message) for warning in said] == ["torch.distributed is odd"]

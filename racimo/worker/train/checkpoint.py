@@ -33,6 +33,18 @@ _CHUNK_BYTES = 2**20
 Say = Callable[[str], None]
 
 
+def _expect_no_process_group() -> None:
+    """torch warns at each call of what we do on purpose: one process, no process group.
+
+    Not in a `catch_warnings`, which is not thread-safe. That of another thread may take this filter away again when it
+    ends, but not one that was there at its beginning: hence at import too."""
+    said = r"torch\.distributed is disabled, unavailable or uninitialized, assuming the intent is to (save|load)"
+    warnings.filterwarnings("ignore", message=said, category=UserWarning)
+
+
+_expect_no_process_group()
+
+
 class FileRecord(msgspec.Struct, frozen=True):
     size_bytes: int
     sha256: str
@@ -161,7 +173,7 @@ def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree)
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    _expect_no_process_group()
     try:
         structure, tensors = split(tree)
         save({STRUCTURE: structure, **tensors}, storage_writer=FileSystemWriter(work, sync_files=True), no_dist=True)
@@ -186,7 +198,7 @@ def _read(folder: Path) -> StateTree:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as load_into
 
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    _expect_no_process_group()
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
     flat: dict[str, Any] = {
