@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from programs import everything
 from tiny_cluster import Fault, TinyCluster, every_micro_shard_counted_once
 
 UNTIL = 20
@@ -19,6 +20,26 @@ def test_any_number_of_workers_gives_the_bits_of_one(
     assert workers.outcomes == ["finished"] * num_workers, workers.story()
     assert workers.hashes() == {undisturbed}
     every_micro_shard_counted_once(home, UNTIL)
+
+
+def test_with_no_word_on_micro_shards_up_to_four_workers_give_equal_bits_too(home: Path) -> None:
+    hashes = set()
+    for num_workers in (1, 3):
+        workers = TinyCluster(home / str(num_workers), everything, {"micro_shards": None}, most=num_workers)
+        workers.run(num_workers)
+        assert workers.outcomes == ["finished"] * num_workers, workers.story()
+        hashes |= workers.hashes()
+        assert not any("micro-shards" in child.error for child in workers.children.values())
+        workers.close()
+    assert len(hashes) == 1
+
+
+def test_a_default_that_more_workers_need_is_said_once(cluster: Make) -> None:
+    workers = cluster({"micro_shards": None, "until": 2}, most=5)
+    workers.run(2)
+    said = "".join(child.error for child in workers.children.values())
+    assert said.count("16 micro-shards, for up to 8 workers") == 1, workers.story()
+    assert "micro_shards=16" in said
 
 
 def test_another_seed_gives_another_model(cluster: Make, undisturbed: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,34 @@ def train_until(config: dict[str, Any], after_step: Callable[[Any], None], until
         after_step((step, model))
         if config.get("stop_at") == step.number:
             break
+
+
+@pytest.mark.parametrize(("where", "phase"), [("before", "compute"), ("between", "apply"), ("after", "apply")])
+def test_who_is_stuck_in_the_users_code_is_in_no_phase_of_waiting(cluster: Make, where: str, phase: str) -> None:
+    def stuck(config: dict[str, Any]) -> None:
+        def reach(place: str) -> None:
+            if place == where and config["index"] == 1:
+                threading.Event().wait()
+
+        run = racimo.current_run()
+        model = torch.nn.Linear(8, 3)
+        batches = racimo.Batches(data(), global_batch_size=32)
+        for step in run.steps(model, torch.optim.SGD(model.parameters(), lr=0.1), batches, until=20):
+            reach("before")
+            for x, y in step:
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+            reach("between")
+            step.apply()
+            reach("after")
+
+    workers = cluster(program=stuck)
+    workers.start(2)
+
+    def others_wait() -> bool:
+        free, held = (workers.children[index].progress for index in (0, 1))
+        return bool(free and free.waits_for == (1,) and held and held.phase == phase and not held.waits_for)
+
+    workers.pump(others_wait, timeout_s=20)
 
 
 class Walked(Exception):

@@ -5,7 +5,18 @@ import random
 
 import pytest
 
-from racimo.worker.train.tree import Block, Sum, Tree, assign, default_micro_shards, evaluate, parent, share, sibling
+from racimo.worker.train.tree import (
+    Block,
+    Sum,
+    Tree,
+    assign,
+    default_micro_shards,
+    evaluate,
+    parent,
+    share,
+    sibling,
+    warn_of_default,
+)
 
 
 class Counter:
@@ -97,8 +108,13 @@ def test_a_leaf_that_nobody_holds_cannot_be_summed() -> None:
         Tree(2).expression({(0, 0): "a"})
 
 
-def test_the_default_gives_each_of_the_most_workers_two() -> None:
-    assert [default_micro_shards(most) for most in (1, 2, 3, 4, 5, 8)] == [2, 4, 8, 8, 16, 16]
+def test_the_default_is_one_for_up_to_four_workers_and_gives_each_of_more_two() -> None:
+    assert [default_micro_shards(most) for most in (1, 2, 3, 4, 5, 8, 9)] == [8, 8, 8, 8, 16, 16, 32]
+
+
+def test_a_default_that_depends_on_the_most_workers_is_said() -> None:
+    assert warn_of_default(default_micro_shards(4)) == ""
+    assert "for up to 8 workers: a run of at most 4" in warn_of_default(default_micro_shards(5))
 
 
 def test_an_expression_says_which_operand_comes_first() -> None:

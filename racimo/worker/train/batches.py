@@ -61,10 +61,10 @@ class Batches:
     """A map-style dataset cut into global batches of `global_batch_size` samples, each cut into micro-shards.
 
     Every epoch is one permutation (or the dataset's order with `shuffle=False`), and every sample occurs once in it;
-    the last batch of an epoch is smaller unless `drop_last`. `micro_shards` (M) is part of the run's identity, and the
-    default is the smallest power of two that gives each worker two at the run's most workers. `num_workers` processes
-    fetch ahead. Items are fetched and collated under a seed of their own, so random augmentation does not depend on
-    where it runs. Raises `RacimoError` `dataset-too-small` or `steps-misused`.
+    the last batch of an epoch is smaller unless `drop_last`. `micro_shards` (M) is part of the run's identity; the
+    default is 8, or, for a run that may have more than four workers, the smallest power of two that gives each of them
+    two. `num_workers` processes fetch ahead. Items are fetched and collated under a seed of their own, so random
+    augmentation does not depend on where it runs. Raises `RacimoError` `dataset-too-small` or `steps-misused`.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
 from racimo.worker.train.settle import difference, missing_leaves, settle
 from racimo.worker.train.state import StateTree, Trained, checksum, pack, unpack
 from racimo.worker.train.telemetry import Telemetry, say
-from racimo.worker.train.tree import Tree, share
+from racimo.worker.train.tree import Tree, share, warn_of_default
 from racimo.worker.train.wire import Listener
 
 MOST_MICRO_SHARDS_ADOPTED = 64
@@ -110,6 +110,7 @@ class Crew:
             self._telemetry.phase("checkpoint")
             self._saver.save(self.step, self.identity, self.trained)
         seeds.seed_all(seeds.derive("step", self.batches.seed, self.step))
+        self._telemetry.phase("compute")  # whatever the user does from here on, it waits for nobody
         return True
 
     def leave(self, finished: bool) -> None:
@@ -208,6 +209,7 @@ class Crew:
         assert self.outcome is not None
         self._store.hand_out(self.outcome.used)
         seeds.seed_all(seeds.derive("apply", self.batches.seed, self.step))
+        self._telemetry.phase("apply")
 
     def _first_share(self) -> list[int] | None:
         agreed, self._agreed = self._agreed, None
@@ -253,7 +255,6 @@ class Crew:
         return exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
 
     def apply(self, outcome: Outcome) -> None:
-        self._telemetry.phase("apply")
         faults.point("applying", self.step)
         self.trained.optimizer.step()
         self._store.drop_gradients()
@@ -316,8 +317,11 @@ class Crew:
             found, source = resume(self._place.resume_from, say), self._place.resume_from
         if found is not None:
             self._begin_from(*found, source)
-        elif committed := self._telemetry.committed_before():
-            say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
+        else:
+            if self.batches.micro_shards is None and (warning := warn_of_default(self.identity.micro_shards)):
+                say(warning)
+            if committed := self._telemetry.committed_before():
+                say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
         self.fresh = False
 
     def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 FAST_LEVEL = -1
 """Level of the one block that a worker contributes under `coherence="fast"`; its index is the worker's rank."""
+LEAST_DEFAULT = 8
+"""Micro-shards per step unless the run may have more than four workers."""
 
 
 class Sum(msgspec.Struct, Generic[T], frozen=True):
@@ -87,8 +89,19 @@ def evaluate(expression: "T | Sum[T]", add: Callable[[T, T], T]) -> T:
 
 
 def default_micro_shards(most_workers: int) -> int:
-    """The smallest power of two that gives each of the most workers two."""
-    return 1 << (2 * most_workers - 1).bit_length()
+    """The smallest power of two that gives each of the most workers two, and at least `LEAST_DEFAULT`: runs of up to
+    four workers have one default, thus equal bits."""
+    return max(LEAST_DEFAULT, 1 << (2 * most_workers - 1).bit_length())
+
+
+def warn_of_default(micro_shards: int) -> str:
+    """What to say of a default that other runs of the same script, on fewer workers, do not have; "" if all do."""
+    if micro_shards <= LEAST_DEFAULT:
+        return ""
+    return (
+        f"{micro_shards} micro-shards, for up to {micro_shards // 2} workers: a run of at most {micro_shards // 4},"
+        f" or of more, gives other bits; Batches(..., micro_shards={micro_shards}) fixes it"
+    )
 
 
 def share(leaves: Iterable[int], num_workers: int) -> list[list[int]]:
