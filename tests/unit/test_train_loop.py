@@ -1,5 +1,6 @@
 """`run.steps` outside a cluster: the same code is a run of one worker, and the same things are refused."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import torch
 
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import CheckpointSpec
+from racimo.worker.train.alone import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine
 from racimo.worker.train.batches import Batches
 from racimo.worker.train.buffers import Store
 from racimo.worker.train.run import Run
+from racimo.worker.train.telemetry import Telemetry
 
 
 @pytest.fixture
@@ -266,3 +269,37 @@ def test_staging_through_host_memory_as_for_a_gpu_gives_the_same_bits(
                 step.apply()
         weights.append(model.weight.detach())
     assert torch.equal(*weights)
+
+
+def test_alone_the_last_step_is_told_however_short_the_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer, batches = parts()
+    for step in run.steps(model, optimizer, batches, until=3):
+        for batch in step:
+            step.backward(loss_of(model, batch))
+        step.apply()
+    assert capsys.readouterr().err == f"racimo: step 3/3, loss {step.loss:.4g}\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "every_s"), [(Terminal(), TERMINAL_EVERY_S), (io.StringIO(), LOG_EVERY_S)])
+def test_alone_progress_is_told_now_and_then_with_the_time_left(stream: io.StringIO, every_s: float) -> None:
+    line = ProgressLine(1000, stream, now_s=0.0)
+    for step in range(1, 51):
+        line.committed(step, 2.0, None if step == 1 else 0.5, now_s=step * 0.5)
+    said = stream.getvalue().splitlines()
+    assert len(said) == 25 // every_s
+    assert said[0].startswith(f"racimo: step {round(2 * every_s)}/1000, loss 2, 8m ") and said[0].endswith("s left")
+
+
+def test_a_torn_line_of_an_earlier_attempt_does_not_stop_the_next(run: Run, tmp_path: Path) -> None:
+    for attempt, lines in (("1", b'{"step": 7, "contributions": {"0": [1]}}\n{"step": 8, "contributions": {"0": [1]}'),
+                           ("2", b'\0\0\xff\n[3]\n{"loss": 1}\n')):  # fmt: skip
+        (tmp_path / attempt / "0").mkdir(parents=True)
+        (tmp_path / attempt / "0" / "steps.jsonl").write_bytes(lines)
+    telemetry = Telemetry("r/2/0", run._link, str(tmp_path / "2" / "0"), until=20)
+    assert telemetry.committed_before() == 7
+    telemetry.close()

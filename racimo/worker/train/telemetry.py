@@ -10,12 +10,15 @@ from typing import TextIO
 
 from racimo.agent.protocol import Progress
 from racimo.worker.link import Link
+from racimo.worker.train.alone import ProgressLine
 from racimo.worker.train.messages import Outcome
 
 _REMEMBERED_STEPS = 20
 
 
 class Telemetry:
+    """Without a directory the run is one outside a cluster, and shows its progress itself."""
+
     def __init__(self, worker: str, link: Link, directory: str, until: int) -> None:
         self._worker = worker
         self._link = link
@@ -25,6 +28,7 @@ class Telemetry:
         self._file: TextIO | None = None
         if directory:
             self._file = (Path(directory) / "steps.jsonl").open("a", encoding="utf-8")
+        self._alone = None if directory else ProgressLine(until, sys.stderr)
         self._phase_number = 0
         self._step = 0
         self._generation = 0
@@ -73,6 +77,8 @@ class Telemetry:
             self._durations_s.append(now_s - self._committed_at_s)
             self._step_s = statistics.median(self._durations_s)
         self._committed_at_s = now_s
+        if self._alone is not None:
+            self._alone.committed(outcome.step, outcome.loss, self._step_s, now_s)
         if self._file is not None:
             line = {
                 "step": outcome.step,
@@ -89,15 +95,20 @@ class Telemetry:
         """Steps that earlier attempts of this run committed on this node, as their files say."""
         if not self._directory:
             return 0
-        newest = 0
-        for file in Path(self._directory).parent.parent.glob("*/*/steps.jsonl"):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            newest = max([newest, *(json.loads(line)["step"] for line in lines if line.endswith("}"))])
-        return newest
+        files = Path(self._directory).parent.parent.glob("*/*/steps.jsonl")
+        return max((_step_of(line) for file in files for line in file.read_bytes().splitlines()), default=0)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _step_of(line: bytes) -> int:
+    """The step of a line of `steps.jsonl`; 0 for one that a crash or a full disk has torn."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
 def say(text: str) -> None:
