@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from racimo.client import streams
 from racimo.client.discovery import Finder
+from racimo.client.light_httpx import httpx
 from racimo.client.say import Say, to_stderr
 from racimo.client.session import Session
 from racimo.control.views import (

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
 from racimo.client.discovery import Endpoint, Finder
+from racimo.client.light_httpx import httpx
 from racimo.client.say import Say
 from racimo.control.views import ErrorView
 from racimo.spec.errors import ERROR_KINDS, RacimoError
