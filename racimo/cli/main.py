@@ -122,7 +122,7 @@ def overview() -> str:
         lines.append(f"{title}:")
         lines += [f"  {name:9}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
         lines.append("")
-    lines.append("racimo COMMAND --help says more. A cluster is started where none is running.")
+    lines.append("racimo COMMAND --help says more. run and train start a cluster where none is running.")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _nodes(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         if args.processes:
             return _show(client.cluster().processes, process_row, PROCESS_TITLES, PROCESS_TITLES[1:], args.output)
         return _show(client.nodes(), node_row, NODE_TITLES, ("FREE", "MEMORY FREE", "DISK FREE"), args.output)

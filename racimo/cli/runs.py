@@ -17,7 +17,7 @@ def _ps_arguments(parser: argparse.ArgumentParser) -> None:
 def _ps(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         runs = client.runs(all=args.all, limit=args.limit)
     if args.output == "json":
         write_json(runs)
@@ -41,7 +41,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _show(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         view = client.run(args.run)
     if args.output == "json":
         write_json(view)
@@ -53,7 +53,7 @@ def _show(args: argparse.Namespace) -> int:
 def _why(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         reason = client.why(args.run)
     if args.output == "json":
         write_json(reason)
@@ -70,7 +70,7 @@ def _events_arguments(parser: argparse.ArgumentParser) -> None:
 def _events(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         for record in client.events(args.run, follow=args.follow):
             if args.output == "json":
                 write_json(record)

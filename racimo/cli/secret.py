@@ -6,6 +6,7 @@ import sys
 from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import add_output
 from racimo.cli.usage import UsageError
+from racimo.spec.errors import RacimoError
 
 MAX_SECRET_BYTES = 64 * 1024
 
@@ -29,7 +30,7 @@ def _secret(args: argparse.Namespace) -> int:
             "on stdin"
         )
     if args.what == "list":
-        with Client(say=talk) as client:
+        with Client(say=talk, may_start=False) as client:
             names = client.secrets()
         if args.output == "json":
             write_json(names)
@@ -37,7 +38,7 @@ def _secret(args: argparse.Namespace) -> int:
             write(name)
         return 0
     value = _read_value(args.name) if args.what == "set" else ""
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=args.what == "set") as client:
         if args.what == "set":
             client.set_secret(args.name, value)
             talk(f"{args.name} is set; runs that name it get it: --secret {args.name}")
@@ -51,14 +52,18 @@ def _read_value(name: str) -> str:
     if sys.stdin.isatty():
         import getpass
 
-        value = getpass.getpass(f"value of {name} (not shown): ")
+        try:
+            value = getpass.getpass(f"value of {name} (not shown): ")
+        except (KeyboardInterrupt, EOFError):
+            print(file=sys.stderr)  # the prompt's line ends here
+            raise KeyboardInterrupt from None
     else:
         value = sys.stdin.read(MAX_SECRET_BYTES + 1)
         value = value.removesuffix("\n")  # what `echo` added
     if not value:
-        raise UsageError(f"racimo secret set {name}: the value is empty")
+        raise RacimoError("invalid-request", f"the value of {name} is empty", f"racimo secret set {name} < FILE")
     if len(value) > MAX_SECRET_BYTES:
-        raise UsageError(f"racimo secret set {name}: a value has at most {MAX_SECRET_BYTES} characters")
+        raise RacimoError("invalid-request", f"the value of {name} has more than {MAX_SECRET_BYTES} characters")
     return value
 
 

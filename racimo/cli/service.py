@@ -34,7 +34,7 @@ def cluster_lines(cluster: ClusterView) -> list[str]:
     price = cluster.price_per_device_hour
     return [
         f"{cluster.num_devices} devices, {cluster.num_free} free, at {cluster.address} (home {cluster.home})",
-        f"price per device-hour: {price:g}" if price else "no price set: racimo up --price AMOUNT",
+        *([f"price per device-hour: {price:g}"] if price else []),
         *(f"note: {warning}" for warning in cluster.warnings),
     ]
 

@@ -59,7 +59,7 @@ class Finder:
         if endpoint is None:
             endpoint = self.restart()
         if endpoint is None:
-            raise RacimoError("unreachable", f"there is no cluster in {self.home.root}", self.cure())
+            raise RacimoError("unreachable", f"no cluster is running here (in {self.home.root})", self.cure())
         return endpoint
 
     def may_come_back(self, *, patient: bool = False) -> bool:

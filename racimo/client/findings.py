@@ -160,8 +160,6 @@ def cluster_words(cluster: ClusterView | None) -> list[Finding]:
     if ahead_s > CLOCK_SLACK_S:
         found = f"the cluster started {ahead_s:.0f} s in the future: the clock was set back (durations stay right)"
         findings.append(Finding(verdict="note", about="clock", found=found))
-    if not cluster.price_per_device_hour:
-        findings.append(Finding(verdict="note", about="price", found="no price set", cure="racimo up --price AMOUNT"))
     return findings
 
 

@@ -124,10 +124,13 @@ def _read_bytes(path: Path, shown: str, limit: int) -> bytes:
 
 
 def _similar_file(path: Path) -> str:
+    """Judged by the stem: that two names end in `.py` makes them no more alike."""
     try:
-        near = closest(path.name, os.listdir(path.parent))  # noqa: PTH208 - names alone are needed
+        names = os.listdir(path.parent)  # noqa: PTH208 - names alone are needed
     except OSError:
         return ""
+    stems = {Path(name).stem: name for name in names if Path(name).suffix == path.suffix}
+    near = stems.get(closest(path.stem, stems))
     return f"did you mean {near}?" if near else ""
 
 

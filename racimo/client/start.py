@@ -46,7 +46,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def up(home: Home, *, slots: int | None = None, price: float | None = None, say: Say) -> Started:
-    """Starts the cluster of `home` and returns once it takes runs; if it is up already, says what it is.
+    """Starts the cluster of `home` and returns once it takes runs; if it is up already, says what it is. A
+    new price takes effect at once, other slots at the next start.
 
     Raises `start-failed` with the last lines of the log, and what `check_home` raises for a home that cannot be used.
     """
@@ -57,8 +58,8 @@ def up(home: Home, *, slots: int | None = None, price: float | None = None, say:
     _finish_earlier_end(home, say)
     if supervisor_alive(home):
         cluster = _await_cluster(home, None, say)
-        _refuse_other_config(home, slots, price)
-        return Started(cluster, fresh=False)
+        _refuse_other_slots(home, slots, cluster.num_devices)
+        return Started(_take_price(home, price, cluster, say), fresh=False)
     _prepare_home(home)
     _write_config(home, slots, price)
     return Started(_start_and_await(home, say), fresh=True)
@@ -104,16 +105,26 @@ def _write_config(home: Home, slots: int | None, price: float | None) -> None:
     _write_private(home.config_file, msgspec.json.encode(new))
 
 
-def _refuse_other_config(home: Home, slots: int | None, price: float | None) -> None:
-    have = read_config(home)
-    for name, asked, found in (("slots", slots, have.slots), ("price", price, have.price)):
-        if asked is not None and asked != found:
-            known = "the machine's default" if found is None else found
-            raise RacimoError(
-                "wrong-state",
-                f"the cluster is up already with {name} {known}, not {asked}",
-                f"racimo down && racimo up --{name} {asked}",
-            )
+def _refuse_other_slots(home: Home, slots: int | None, num_devices: int) -> None:
+    have = read_config(home).slots
+    if slots is not None and slots != have:
+        found = f"{have} slots" if have is not None else f"the default of {num_devices} slots"
+        raise RacimoError(
+            "wrong-state",
+            f"the cluster is up already with {found}, not {slots}",
+            f"racimo down && racimo up --slots {slots}",
+        )
+
+
+def _take_price(home: Home, price: float | None, cluster: ClusterView, say: Say) -> ClusterView:
+    """The price is a property of the node, so its agent starts anew with it; what runs there goes on meanwhile."""
+    if price is None or price == read_config(home).price:
+        return cluster
+    _write_config(home, None, price)
+    agent = guardian.read_live(home.root, "agent")
+    if agent is not None:
+        _signal(agent, signal.SIGTERM)
+    return _await_cluster(home, None, say, price=price)
 
 
 def _write_private(path: Path, content: bytes) -> None:
@@ -138,9 +149,9 @@ def _start_and_await(home: Home, say: Say) -> ClusterView:
         raise
 
 
-def _await_cluster(home: Home, started_pid: int | None, say: Say) -> ClusterView:
-    """Until `/v1/cluster` answers with a node joined. Ends at once if the supervisor just started ends, or a service
-    that it starts ends again and again."""
+def _await_cluster(home: Home, started_pid: int | None, say: Say, *, price: float | None = None) -> ClusterView:
+    """Until `/v1/cluster` answers with a node joined (that has this `price`). Ends at once if the supervisor just
+    started ends, or a service that it starts ends again and again."""
     began_s = time.monotonic()
     said = ""
     starts = _Starts(home)
@@ -148,7 +159,7 @@ def _await_cluster(home: Home, started_pid: int | None, say: Say) -> ClusterView
     try:
         while True:
             cluster = probe(local_endpoint(home))
-            if cluster is not None and cluster.num_devices > 0:
+            if cluster is not None and cluster.num_devices > 0 and price in (None, cluster.price_per_device_hour):
                 return cluster
             waited_s = time.monotonic() - began_s
             waits_for = "the control process" if cluster is None else "the node's agent to join"
@@ -191,8 +202,7 @@ def probe(endpoint: Endpoint | None) -> ClusterView | None:
     """The cluster's own words about itself, or None while nobody answers. Other errors (a wrong token) are raised."""
     if endpoint is None:
         return None
-    import httpx
-
+    from racimo.client.light_httpx import httpx
     from racimo.client.session import raise_for_error
     from racimo.version import PROTOCOL_VERSION
 
@@ -267,8 +277,7 @@ def down(home: Home, *, say: Say) -> bool:
 
 
 def _ask_shutdown(endpoint: Endpoint, say: Say) -> bool:
-    import httpx
-
+    from racimo.client.light_httpx import httpx
     from racimo.client.session import raise_for_error
     from racimo.version import PROTOCOL_VERSION
 
