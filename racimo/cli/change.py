@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Callable
 
-from racimo.cli.console import talk, write, write_json
+from racimo.cli.console import print_error, talk, write, write_json
 from racimo.cli.parser import add_output
+from racimo.cli.render import status_words
 from racimo.control.views import RunView
 
 
@@ -16,11 +17,19 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
 def _change(name: str) -> Callable[[argparse.Namespace], int]:
     def execute(args: argparse.Namespace) -> int:
         from racimo.client import Client
+        from racimo.spec.errors import ExitCode, RacimoError
 
-        with Client(say=talk) as client:
+        worst = ExitCode.OK
+        with Client(say=talk, may_start=False) as client:
             for run in args.run:
-                _print(getattr(client, name)(run), args.output)
-        return 0
+                try:
+                    _print(getattr(client, name)(run), args.output)
+                except RacimoError as error:  # the others are changed all the same, as far as there is a cluster
+                    print_error(error, as_json=args.output == "json")
+                    worst = max(worst, error.kind.exit_code)
+                    if worst == ExitCode.UNREACHABLE:
+                        break
+        return worst
 
     return execute
 
@@ -40,7 +49,7 @@ def _scale(args: argparse.Namespace) -> int:
         workers = parse_worker_range(args.workers)
     except ValueError as error:
         raise UsageError(f"racimo scale: {error}") from None
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         _print(client.scale(args.run, str(workers)), args.output)
     return 0
 
@@ -49,8 +58,7 @@ def _print(view: RunView, output: str) -> None:
     if output == "json":
         write_json(view)
         return
-    reason = f": {view.reason.text}" if view.reason is not None else ""
-    write(f"{view.id} {view.status}{reason}")
+    write(f"{view.id} {status_words(view)}")
 
 
 COMMANDS = {

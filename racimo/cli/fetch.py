@@ -14,6 +14,9 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import format_size
 from racimo.state.nouns import Exit
 
+SIGNALLED = 128
+"""Exit codes from here on are, in a shell, 128 and the number of a signal."""
+
 
 def _get_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List a run's outputs, or fetch one of them, a folder of them, or all."
@@ -25,7 +28,7 @@ def _get_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _get(args: argparse.Namespace) -> int:
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         wanted = _chosen(client, args.run, args.path)
         if not args.path and not args.all:
             _list(wanted, args.output)
@@ -78,6 +81,10 @@ def _list(outputs: list[OutputView], output: str) -> None:
 
 def _exec_arguments(parser: Parser) -> None:
     parser.usage = "racimo exec RUN [--worker INDEX] [-o json] -- COMMAND ..."
+    parser.description = (
+        "Run a command beside a run's worker, in its folder and environment: racimo exec RUN -- nvidia-smi\n"
+        "The exit code is the command's own (128 + N where signal N ended it)."
+    )
     parser.add_argument("run", metavar="RUN", help="a run's id, as racimo ps shows it")
     parser.add_argument("--worker", type=count, metavar="INDEX", help="beside this worker (default: the first)")
     add_output(parser)
@@ -87,7 +94,7 @@ def _exec_arguments(parser: Parser) -> None:
 def _exec(args: argparse.Namespace) -> int:
     if not args.command:
         raise UsageError("racimo exec: no command\n  racimo exec RUN -- ps aux")
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         for item in client.exec(args.run, args.command, "" if args.worker is None else args.worker):
             if args.output == "json":
                 write_json(item)
@@ -96,8 +103,17 @@ def _exec(args: argparse.Namespace) -> int:
             if isinstance(item, Exit):
                 if item.outcome != "finished":
                     talk(f"the command {exit_words(item)}")
-                return 0 if item.outcome == "finished" else 1
+                return exit_code(item)
     raise RacimoError("worker-lost", "the command's end was not seen", f"racimo show {args.run}")
+
+
+def exit_code(exit: Exit) -> int:
+    """The command's own, as ssh passes it on; as a shell has it, 128 and the signal for one that was killed."""
+    if exit.outcome == "finished":
+        return 0
+    if exit.signal is not None:
+        return SIGNALLED + exit.signal
+    return exit.code or 1
 
 
 COMMANDS = {"get": (_get_arguments, _get), "exec": (_exec_arguments, _exec)}

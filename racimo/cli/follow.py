@@ -6,15 +6,26 @@ Ctrl-C ends the following, never the run.
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 from racimo.cli.console import is_terminal, talk, width, write_json
-from racimo.cli.render import come_back, ended_words, event_line, failure_lines, log_text, progress_words
+from racimo.cli.render import (
+    come_back,
+    ended_words,
+    event_line,
+    failure_lines,
+    log_text,
+    progress_words,
+    status_words,
+    whole_failure,
+)
 from racimo.client.api import Client
 from racimo.control.views import LogLine, RunProgress, RunView
 from racimo.spec.errors import ExitCode, RacimoError
 from racimo.state import events
-from racimo.state.nouns import ENDED, Reason
+from racimo.state.nouns import ENDED, Failure, Reason
 
 FIRST_LOOK_S = 0.5
 """A run that has not started by then gets its reason shown."""
@@ -22,6 +33,8 @@ LOOK_AGAIN_S = 2.0
 PROGRESS_LINE_S = 15.0
 """Between progress lines where there is no terminal."""
 JOIN_S = 1.0
+REMEMBERED_LINES = 500
+"""Newest lines of a run's output in which its traceback is looked for, so that it is not shown twice."""
 
 TOLD_EVENTS = (
     events.GenerationAnnounced,
@@ -35,27 +48,39 @@ TOLD_EVENTS = (
 """What somebody who follows a training run wants to be told as it happens."""
 
 
+Logs = Literal["text", "text to stderr", "json"]
+"""What becomes of the lines that the workers print."""
 Watcher = Callable[[Client, RunView, "Screen", threading.Event], None]
 
 
 class Screen:
     """Where several threads write: whole lines, and one live line at the bottom of a terminal."""
 
-    def __init__(self, *, quiet: bool, logs_to_stderr: bool) -> None:
+    def __init__(self, *, quiet: bool, logs: Logs = "text") -> None:
         self._lock = threading.Lock()
         self._quiet = quiet
-        self._logs_to_stderr = logs_to_stderr
+        self._logs: Logs = logs
+        self._newest: deque[LogLine] = deque(maxlen=REMEMBERED_LINES)
         self._live = is_terminal(sys.stderr) and not quiet
         self._status = ""
         self._told_s = 0.0
         self._closed = False
 
     def log(self, line: LogLine, *, with_worker: bool) -> None:
-        stream = sys.stderr if line.stream == "err" or self._logs_to_stderr else sys.stdout
+        self._newest.append(line)
+        stream = sys.stderr if line.stream == "err" or self._logs == "text to stderr" else sys.stdout
         with self._lock:
             self._erase()
-            print(log_text(line, with_worker=with_worker), file=stream, flush=True)
+            if self._logs == "json":
+                write_json(line)
+            else:
+                print(log_text(line, with_worker=with_worker), file=stream, flush=True)
             self._draw()
+
+    def has_shown(self, failure: Failure) -> bool:
+        """Whether the failing worker printed this traceback itself."""
+        shown = {line.text for line in self._newest if not failure.worker or line.worker == failure.worker}
+        return bool(failure.traceback) and shown.issuperset(failure.traceback.rstrip("\n").split("\n"))
 
     def tell(self, text: str) -> None:
         with self._lock:
@@ -92,18 +117,29 @@ class Screen:
             print(self._status[: width(sys.stderr) - 1], end="", file=sys.stderr, flush=True)
 
 
-def follow(client: Client, view: RunView, *, as_json: bool = False, quiet: bool = False) -> int:
-    """Shows a submitted run until it ends; the command's exit code."""
-    screen = Screen(quiet=quiet, logs_to_stderr=as_json)
+def follow(
+    client: Client,
+    view: RunView,
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    came_back: bool = False,
+    worker: str | int = "",
+    tail: int | None = None,
+) -> int:
+    """Shows a run until it ends; the command's exit code. `came_back`: it was submitted earlier, so with `as_json`
+    its lines are the data (after a submit the final view is); `worker` and `tail` choose among its lines."""
+    logs: Logs = "text" if not as_json else "json" if came_back else "text to stderr"
+    screen = Screen(quiet=quiet, logs=logs)
     over = threading.Event()
-    screen.tell(f"{view.id} submitted")
-    threads = [_start(_watch_queue, client.beside(), view, screen, over)]
-    if view.kind == "train":
-        threads.append(_start(_watch_progress, client.beside(), view, screen, over))
-        threads.append(_start(_watch_events, client.beside(), view, screen, over))
+    threads: list[threading.Thread] = []
+    if not came_back:
+        screen.tell(f"{view.id} submitted")
+    if view.status not in ENDED:
+        threads = _start_watchers(client, view, screen, over)
     try:
-        for line in client.logs(view.id, follow=True):
-            screen.log(line, with_worker=view.most > 1)
+        for line in client.logs(view.id, follow=True, worker=worker, tail=tail):
+            screen.log(line, with_worker=view.most > 1 and worker == "")
         final = client.run(view.id)
         if final.status not in ENDED:
             final = client.wait(view.id)
@@ -117,23 +153,44 @@ def follow(client: Client, view: RunView, *, as_json: bool = False, quiet: bool 
     deadline_s = time.monotonic() + JOIN_S
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    return finish(final, as_json=as_json, quiet=quiet)
+    if as_json and not came_back:
+        write_json(final)
+    return finish(client, final, screen, quiet=quiet)
 
 
-def finish(view: RunView, *, as_json: bool, quiet: bool) -> int:
+def finish(client: Client, view: RunView, screen: Screen, *, quiet: bool) -> int:
     """Says how the run ended; the exit code."""
-    if as_json:
-        write_json(view)
     if view.status == "succeeded":
-        if view.kind == "train" and not quiet:
-            talk(f"{view.id} {'  '.join(ended_words(view))}; outputs: racimo get {view.id}")
+        words = [] if quiet else _success_words(client, view)
+        if words:
+            talk(f"{view.id} {'; '.join(words)}")
         return ExitCode.OK
-    if view.failure is not None:
-        print("\n".join(failure_lines(view.failure)), file=sys.stderr)
-    told = view.failure is not None and view.reason is not None and view.reason.text.startswith(view.failure.message)
-    reason = f": {view.reason.text}" if view.reason is not None and not told else ""
-    talk(f"{view.id} {view.status}{reason}")
+    failure = whole_failure(view)
+    if failure is None:
+        talk(f"{view.id} {status_words(view)}")
+        return ExitCode.RUN_FAILED
+    print("\n".join(failure_lines(failure, with_traceback=not screen.has_shown(failure))), file=sys.stderr)
+    told = view.reason is None or view.reason.text.startswith(failure.message)
+    talk(f"{view.id} {view.status if told else status_words(view)}")
     return ExitCode.RUN_FAILED
+
+
+def _success_words(client: Client, view: RunView) -> list[str]:
+    """Of a training run how far it came; of any run how to fetch what it wrote, if it wrote something."""
+    words = ["  ".join(ended_words(view))] if view.kind == "train" else []
+    try:
+        has_outputs = bool(client.outputs(view.id))
+    except RacimoError as error:  # the run has succeeded all the same
+        return [*words, f"its outputs cannot be listed: {error.message}"]
+    return [*words, f"outputs: racimo get {view.id}"] if has_outputs else words
+
+
+def _start_watchers(client: Client, view: RunView, screen: Screen, over: threading.Event) -> list[threading.Thread]:
+    threads = [_start(_watch_queue, client.beside(), view, screen, over)]
+    if view.kind == "train":
+        threads.append(_start(_watch_progress, client.beside(), view, screen, over))
+        threads.append(_start(_watch_events, client.beside(), view, screen, over))
+    return threads
 
 
 def _start(target: Watcher, client: Client, view: RunView, screen: Screen, over: threading.Event) -> threading.Thread:
@@ -179,10 +236,11 @@ def is_worth_showing(progress: RunProgress) -> bool:
 
 
 def _watch_events(client: Client, view: RunView, screen: Screen, over: threading.Event) -> None:
+    known = max((record.seq for record in client.events(view.id)), default=0) if view.attempt else 0
     for record in client.events(view.id, follow=True):
         if over.is_set():
             return
-        if not isinstance(record.event, TOLD_EVENTS):
+        if record.seq <= known or not isinstance(record.event, TOLD_EVENTS):
             continue
         reason = getattr(record.event, "reason", None)
         screen.tell(reason.text if isinstance(reason, Reason) else event_line(record))

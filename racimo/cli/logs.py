@@ -2,16 +2,13 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from racimo.cli.console import talk, write_json
 from racimo.cli.parser import add_output, count
-from racimo.cli.render import come_back, log_text
-from racimo.spec.errors import ExitCode
+from racimo.cli.render import log_text
+from racimo.control.views import RunView
+from racimo.spec.errors import RacimoError
 from racimo.state.nouns import ENDED
-
-if TYPE_CHECKING:
-    from racimo.client import Client
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,26 +22,31 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _logs(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
-    with Client(say=talk) as client:
+    with Client(say=talk, may_start=False) as client:
         view = client.run(args.run)
-        try:
-            _print_lines(client, args, with_worker=args.worker is None and view.most > 1)
-        except KeyboardInterrupt:
-            if not args.follow or view.status in ENDED:
-                raise
-            print(f"\n{come_back(args.run)}", file=sys.stderr)
-            return ExitCode.INTERRUPTED
+        if args.worker is not None:
+            _check_worker(view, args.worker, may_come=args.follow and view.status not in ENDED)
+        worker = "" if args.worker is None else args.worker
+        if args.follow:
+            from racimo.cli.follow import follow
+
+            as_json = args.output == "json"
+            return follow(client, view, as_json=as_json, came_back=True, worker=worker, tail=args.tail)
+        for line in client.logs(args.run, worker=worker, tail=args.tail):
+            if args.output == "json":
+                write_json(line)
+                continue
+            stream = sys.stderr if line.stream == "err" else sys.stdout
+            print(log_text(line, with_worker=worker == "" and view.most > 1), file=stream)
     return 0
 
 
-def _print_lines(client: "Client", args: argparse.Namespace, *, with_worker: bool) -> None:
-    worker = "" if args.worker is None else args.worker
-    for line in client.logs(args.run, follow=args.follow, worker=worker, tail=args.tail):
-        if args.output == "json":
-            write_json(line)
-            continue
-        stream = sys.stderr if line.stream == "err" else sys.stdout
-        print(log_text(line, with_worker=with_worker), file=stream, flush=args.follow)
+def _check_worker(view: RunView, index: int, *, may_come: bool) -> None:
+    known = [worker.index for worker in view.workers]
+    if index in known or may_come or index < max(known, default=0):  # the oldest of many replaced ones are not listed
+        return
+    words = f"only {', '.join(map(str, known))}" if known else f"none so far ({view.status})"
+    raise RacimoError("invalid-request", f"{view.id} has no worker {index}, {words}", f"racimo show {view.id}")
 
 
 COMMANDS = {"logs": (_arguments, _logs)}

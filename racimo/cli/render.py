@@ -3,13 +3,16 @@
 import time
 from typing import Any
 
+import msgspec
+
 from racimo.agent.protocol import ProcessUsage
 from racimo.control.views import LogLine, NodeView, RunProgress, RunView
 from racimo.spec.quantity import format_duration, format_size
 from racimo.state.events import Record
-from racimo.state.nouns import Exit, Failure, Reason
+from racimo.state.nouns import ENDED, Exit, Failure, Reason
 
-NO_PRICE = "no price set: racimo up --price AMOUNT"
+NO_PRICE = "no price per device-hour is set, so there are no costs: racimo up --price AMOUNT"
+UNKNOWN = "-"
 PS_TITLES = ("ID", "KIND", "STATUS", "WORKERS", "STEP", "LOSS", "TIME", "COST", "REASON")
 PS_RIGHT = ("WORKERS", "STEP", "LOSS", "TIME", "COST")
 PS_OPTIONAL = ("KIND", "WORKERS", "LOSS", "COST")
@@ -42,7 +45,7 @@ def ps_row(view: RunView) -> tuple[str, ...]:
     step = ""
     if progress is not None and (progress.step or progress.until):
         step = f"{progress.step}/{progress.until}" if progress.until else str(progress.step)
-    workers = f"{view.num_live_workers}/{view.most}"
+    workers = str(view.most) if view.status in ENDED else f"{view.num_live_workers}/{view.most}"
     time_s = view.queued_s if view.status == "queued" else view.running_s
     return (
         view.id,
@@ -52,7 +55,7 @@ def ps_row(view: RunView) -> tuple[str, ...]:
         step,
         format_loss(progress.loss if progress else None),
         format_duration(time_s),
-        format_money(view.cost) if view.price_known else "no price",
+        format_money(view.cost) if view.price_known else UNKNOWN,
         _one_line(ps_reason(view)),
     )
 
@@ -61,6 +64,14 @@ def ps_reason(view: RunView) -> str:
     if view.failure is not None:
         return f"{view.failure.message} [{view.failure.code}]"
     return view.reason.text if view.reason is not None else ""
+
+
+def status_words(view: RunView) -> str:
+    """`paused: frozen where it was`, the status said once."""
+    text = view.reason.text if view.reason is not None else ""
+    if text.startswith(view.status):
+        return text
+    return f"{view.status}: {text}" if text else view.status
 
 
 def run_page(view: RunView) -> list[str]:
@@ -85,8 +96,8 @@ def run_page(view: RunView) -> list[str]:
     if view.workers:
         lines += ["", "workers"]
         lines += [f"  {line}" for line in _worker_lines(view)]
-    if view.failure is not None:
-        lines += ["", *failure_lines(view.failure)]
+    if (failure := whole_failure(view)) is not None:
+        lines += ["", *failure_lines(failure)]
     return lines
 
 
@@ -99,12 +110,12 @@ def _attempt_words(view: RunView) -> str:
 
 def cost_words(view: RunView) -> str:
     used = f"{format_duration(view.device_s)} of device time"
-    return f"{format_money(view.cost)} for {used}" if view.price_known else f"{used}; {NO_PRICE}"
+    return f"{format_money(view.cost)} for {used}" if view.price_known else used
 
 
 def _workers_words(view: RunView) -> str:
     most = str(view.most) if view.least == view.most else f"{view.least}..{view.most}"
-    words = f"{view.num_live_workers} of {most}"
+    words = most if view.status in ENDED else f"{view.num_live_workers} of {most}"
     return f"{words}, elastic, generation {view.generation}" if view.elastic else words
 
 
@@ -115,7 +126,7 @@ def _worker_lines(view: RunView) -> list[str]:
         about = f"pid {worker.pid}" if worker.pid else ""
         if worker.exit is not None:
             about = exit_words(worker.exit)
-        rank = f"rank {worker.rank}" if worker.rank is not None else ""
+        rank = f"rank {UNKNOWN if worker.rank is None else worker.rank}"
         parts = (f"{worker.index:<3}", f"{rank:<8}", f"{worker.status:<9}", f"{worker.node}:{devices}", about)
         lines.append("  ".join(parts).rstrip())
     return lines
@@ -130,15 +141,25 @@ def exit_words(exit: Exit) -> str:
     return words + (f": {exit.failure.message}" if exit.failure else "")
 
 
-def failure_lines(failure: Failure) -> list[str]:
+def failure_lines(failure: Failure, *, with_traceback: bool = True) -> list[str]:
     """The first failing rank's traceback first, then what it was, the others counted, and what to do."""
-    lines = failure.traceback.rstrip("\n").split("\n") if failure.traceback else []
-    who = f"rank {failure.rank}: " if failure.rank is not None and not _says_who(failure) else ""
+    lines = failure.traceback.rstrip("\n").split("\n") if failure.traceback and with_traceback else []
+    first = " failed first" if failure.others else ""
+    who = f"rank {failure.rank}{first}: " if failure.rank is not None and not _says_who(failure) else ""
     lines.append(f"{who}{failure.message} [{failure.code}]")
     if failure.others:
-        verb = "other" if failure.others == 1 else "others"
-        lines.append(f"{failure.others} {verb} failed too")
+        noun = "other" if failure.others == 1 else "others"
+        lines.append(f"{failure.others} {noun} failed too")
     return lines + [f"  {line}" for line in failure.hint.splitlines()]
+
+
+def whole_failure(view: RunView) -> Failure | None:
+    """The run's failure, with all counted that failed by themselves: the others were being ended when they did."""
+    if view.failure is None:
+        return None
+    own = [w for w in view.workers if w.id != view.failure.worker and w.exit is not None and w.exit.failure is not None]
+    num_failed = sum(worker.exit is not None and worker.exit.outcome == "failed" for worker in own)
+    return msgspec.structs.replace(view.failure, others=max(view.failure.others, num_failed))
 
 
 def _says_who(failure: Failure) -> bool:
@@ -168,8 +189,8 @@ def progress_words(progress: RunProgress, *, with_cost: bool = True, price_known
     parts.append(f"{progress.num_workers} worker" + ("" if progress.num_workers == 1 else "s"))
     if progress.remaining_s is not None:
         parts.append(f"{format_duration(progress.remaining_s)} left")
-    if with_cost:
-        parts.append(format_money(progress.cost) if price_known else "no price set")
+    if with_cost and price_known:
+        parts.append(format_money(progress.cost))
     return "  ".join(parts)
 
 
@@ -197,6 +218,9 @@ def event_line(record: Record) -> str:
     details = _event_details(event)
     reason = getattr(event, "reason", None)
     text = reason.text if isinstance(reason, Reason) else ""
+    failure = getattr(event, "failure", None)
+    if failure is not None and text.startswith(failure.message):
+        text = text.removeprefix(failure.message).lstrip(" ;")  # said with the details
     return f"{clock}  {name:<20}  {': '.join(part for part in (details, text) if part)}".rstrip()
 
 

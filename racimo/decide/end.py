@@ -29,7 +29,9 @@ def close(run: Run) -> Intent:
         reason = Reason(code="finished", text=_count(len(finished), "worker") + " finished", counts=counts)
         return RunEnded(run=run.id, status="succeeded", reason=reason)
     if run.hold:
-        again = "`racimo resume` goes on" if run.hold == "paused" else "it goes on when the cluster is up again"
+        again = (
+            f"`racimo resume {run.id}` goes on" if run.hold == "paused" else "it goes on when the cluster is up again"
+        )
         held = Reason(code="paused", text=f"paused: saved and gone, its devices are free; {again}")
         return RunPaused(run=run.id, reason=held)
     return RunRequeued(run=run.id, reason=_requeue_reason(run, unhealed, finished))

@@ -5,16 +5,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from client_stage import Stage, Turns, run_view, stream
 
 from racimo.cli import follow as follow_module
 from racimo.cli.follow import Screen, finish, follow
 from racimo.client.api import Client
-from racimo.control.views import LogLine, RunProgress
-from racimo.state.nouns import Failure, Reason
+from racimo.control.views import LogLine, OutputView, RunProgress, RunView, WorkerView
+from racimo.state.nouns import Exit, Failure, Reason
 
-LOGS, RUN = "GET /v1/runs/echo-1/logs", "GET /v1/runs/echo-1"
+LOGS, RUN, OUTPUTS = "GET /v1/runs/echo-1/logs", "GET /v1/runs/echo-1", "GET /v1/runs/echo-1/outputs"
+QUIET = Screen(quiet=True)
+RAISED = Failure(
+    code="worker-raised",
+    message="ValueError: no",
+    hint="racimo logs echo-1",
+    traceback="Traceback ...\n  in f\nValueError: no\n",
+    rank=1,
+    worker="echo-1/1/1",
+)
 ENDED = run_view(status="succeeded")
 
 
@@ -32,7 +42,7 @@ def same_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_output_goes_where_the_command_sent_it(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED})
+    stage = Stage(tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED, OUTPUTS: []})
     assert follow(stage.client, run_view()) == 0
     out, err = capsys.readouterr()
     assert out == "to out\n"
@@ -48,7 +58,7 @@ def test_several_workers_are_told_apart(tmp_path: Path, same_stage: None, capsys
 def test_with_json_stdout_holds_the_view_alone(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED})
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: []})
     assert follow(stage.client, run_view(), as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "succeeded"
@@ -81,7 +91,8 @@ def test_a_waiting_run_says_why_while_it_waits_and_only_when_that_changes(
 
     import httpx
 
-    stage = Stage(tmp_path, {LOGS: lambda request: httpx.Response(200, content=lines_after_the_start()), RUN: views})
+    logs = lambda request: httpx.Response(200, content=lines_after_the_start())  # noqa: E731
+    stage = Stage(tmp_path, {LOGS: logs, RUN: views, OUTPUTS: []})
     assert follow(stage.client, first) == 0
     err = capsys.readouterr().err
     assert err.count("echo-1 waits: 3 devices are busy") == 1
@@ -103,29 +114,85 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     assert not [request for request in stage.requests if request.method == "POST"]
 
 
-def test_a_failed_run_begins_with_the_first_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    failure = Failure(
-        code="worker-raised",
-        message="ValueError: no",
-        hint="racimo logs r-1",
-        traceback="Traceback ...\n",
-        rank=1,
-        others=2,
-    )
+def test_a_failed_run_begins_with_the_first_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = msgspec.structs.replace(RAISED, others=2)
     view = run_view(status="failed", failure=failure, reason=Reason(code="failed", text="ValueError: no and so on"))
-    assert finish(view, as_json=False, quiet=True) == 1
+    assert finish(Stage(tmp_path, {}).client, view, QUIET, quiet=True) == 1
     assert capsys.readouterr().err.splitlines() == [
         "Traceback ...",
-        "rank 1: ValueError: no [worker-raised]",
+        "  in f",
+        "ValueError: no",
+        "rank 1 failed first: ValueError: no [worker-raised]",
         "2 others failed too",
-        "  racimo logs r-1",
+        "  racimo logs echo-1",
         "racimo: echo-1 failed",
     ]
 
 
+def failed(exit_of_the_other: Exit) -> RunView:
+    exits = (exit_of_the_other, Exit(outcome="failed", code=1, failure=RAISED))
+    workers = tuple(
+        WorkerView(id=f"echo-1/1/{i}", index=i, node="n", devices=(i,), status="exited", exit=exit)
+        for i, exit in enumerate(exits)
+    )
+    reason = Reason(code="worker-raised", text="ValueError: no")
+    return run_view(status="failed", failure=RAISED, reason=reason, workers=workers, most=2)
+
+
+def test_a_traceback_that_the_output_has_shown_is_not_shown_again_and_all_that_failed_are_counted(
+    tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line(text, rank, "err") for rank in (0, 1) for text in RAISED.traceback.splitlines()]
+    other = Exit(outcome="failed", code=1, failure=msgspec.structs.replace(RAISED, worker="echo-1/1/0", rank=0))
+    stage = Stage(tmp_path, {LOGS: stream(*lines), RUN: failed(other)})
+    assert follow(stage.client, run_view(most=2)) == 1
+    err = capsys.readouterr().err
+    assert err.count("ValueError: no\n") == 2 and err.count("Traceback ...") == 2
+    assert "rank 1 failed first: ValueError: no [worker-raised]\n1 other failed too\n" in err
+
+
+def test_a_traceback_that_only_another_worker_has_shown_is_shown(
+    tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line(text, 0, "err") for text in RAISED.traceback.splitlines()]
+    stage = Stage(tmp_path, {LOGS: stream(*lines), RUN: failed(Exit(outcome="killed", signal=9))})
+    assert follow(stage.client, run_view(most=2)) == 1
+    err = capsys.readouterr().err
+    assert err.count("Traceback ...") == 2 and "rank 1: ValueError: no [worker-raised]" in err
+
+
+def test_who_comes_back_sees_the_end_too(tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(tmp_path, {LOGS: stream(line("a"), line("b", 1)), RUN: failed(Exit(outcome="killed", signal=9))})
+    assert follow(stage.client, run_view(most=2), came_back=True, worker=1, tail=5) == 1
+    out, err = capsys.readouterr()
+    assert out == "a\nb\n" and "submitted" not in err and err.endswith("racimo: echo-1 failed\n")
+    (request,) = [request for request in stage.requests if request.url.path.endswith("/logs")]
+    assert dict(request.url.params) == {"follow": "1", "worker": "1", "tail": "5"}
+
+
+def test_who_comes_back_with_json_gets_lines(
+    tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: []})
+    assert follow(stage.client, run_view(), as_json=True, came_back=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"worker": "echo-1/1/0", "stream": "out", "text": "a"}
+
+
+def test_a_run_that_wrote_something_says_how_to_fetch_it(
+    tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = [OutputView(path="model.pt", size_bytes=1, modified_wall_s=0.0)]
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: written})
+    follow(stage.client, run_view())
+    assert capsys.readouterr().err.endswith("racimo: echo-1 outputs: racimo get echo-1\n")
+    stage.answers[OUTPUTS] = []
+    follow(stage.client, run_view())
+    assert "racimo get" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [("succeeded", 0), ("failed", 1), ("stopped", 1), ("lost", 1)])
-def test_the_exit_code_says_how_the_run_ended(status: str, exit_code: int) -> None:
-    assert finish(run_view(status=status), as_json=False, quiet=True) == exit_code
+def test_the_exit_code_says_how_the_run_ended(tmp_path: Path, status: str, exit_code: int) -> None:
+    assert finish(Stage(tmp_path, {}).client, run_view(status=status), QUIET, quiet=True) == exit_code
 
 
 class Terminal:
@@ -151,7 +218,7 @@ def test_on_a_terminal_the_live_line_makes_way_for_lines(
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    screen = Screen(quiet=False, logs_to_stderr=False)
+    screen = Screen(quiet=False)
     screen.status("step 1")
     screen.log(line("printed"), with_worker=False)
     screen.status("step 2")
@@ -161,7 +228,7 @@ def test_on_a_terminal_the_live_line_makes_way_for_lines(
 
 
 def test_off_a_terminal_there_is_a_plain_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Screen(quiet=False, logs_to_stderr=False)
+    screen = Screen(quiet=False)
     screen.status("step 1")
     screen.status("step 2")
     assert capsys.readouterr().err == "racimo: step 1\n"
