@@ -2,31 +2,79 @@
 
 import ast
 import importlib.util
+import os
 from pathlib import Path
 
 from racimo.state.nouns import Failure
 
 MAX_NAMED_MODULES = 10
+PATH_NAMES = frozenset({"path", "meta_path", "path_hooks", "path_importer_cache", "modules", "site", "importlib"})
+"""What, as an attribute or an imported name, may be a way to change where modules are found."""
 
 
-def find_missing_modules(source: ast.Module) -> list[tuple[str, int]]:
+def find_missing_modules(source: ast.Module, folder: str = "") -> list[tuple[str, int]]:
     """(top-level package, line) of unconditional imports that this interpreter cannot find, in order.
 
-    Only statements at the top of the module count: one inside `try`, `if` or a function may never run.
+    Only statements at the top of the module count: one inside `try`, `if` or a function may never run. And only those
+    before anything that may change where modules are found; what is missing behind it, Python says itself.
+    `folder`: the script's own; a module that lies there is code of the user's and may change that as well.
     """
     missing: dict[str, int] = {}
     for statement in source.body:
-        if isinstance(statement, ast.Import):
-            names = [alias.name for alias in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and not statement.level and statement.module:
-            names = [statement.module]
-        else:
-            continue
-        for name in names:
+        for name in _imported(statement):
             package = name.partition(".")[0]
             if not _is_importable(package):
                 missing.setdefault(package, statement.lineno)
+        if _may_change_imports(statement, folder):
+            break
     return list(missing.items())
+
+
+def _imported(statement: ast.AST) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom) and not statement.level and statement.module:
+        return [statement.module]
+    return []
+
+
+def _may_change_imports(statement: ast.stmt, folder: str) -> bool:
+    """Whether running it can change what later imports find: any call or decorator, a mention of `sys.path` and the
+    like, a module of the user's own."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.decorator_list:
+                return True
+            waiting += [node.args, *([node.returns] if node.returns else [])]  # the body runs when it is called
+            continue
+        if isinstance(node, ast.Call | ast.Await) or (isinstance(node, ast.ClassDef) and node.decorator_list):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in PATH_NAMES:
+            return True
+        if isinstance(node, ast.ImportFrom) and any(
+            alias.name in PATH_NAMES or alias.name == "*" for alias in node.names
+        ):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.level:
+            return True
+        if any(_is_own(name.partition(".")[0], folder) for name in _imported(node)):
+            return True
+        waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def _is_own(package: str, folder: str) -> bool:
+    """Whether a module lies in the script's folder: a file, a package or a folder without `__init__.py`."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:
+        return False
+    if spec is None or not folder:
+        return False
+    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+    return any(Path(place).parent == Path(folder) for place in places)
 
 
 def _is_importable(package: str) -> bool:
@@ -44,7 +92,7 @@ def check_script(path: Path, shown: str, host: str) -> Failure | None:
         return Failure(code="file-missing", message=f"there is no {shown} among the run's files on {host}")
     except (SyntaxError, ValueError):
         return None  # raised again, and shown as Python shows it, when it is compiled
-    missing = find_missing_modules(source)
+    missing = find_missing_modules(source, os.fspath(path.parent))
     if not missing:
         return None
     places = ", ".join(f"{name!r} ({shown}:{line})" for name, line in missing[:MAX_NAMED_MODULES])
