@@ -41,7 +41,23 @@ def link_once(path: Path, content: bytes, ballast: Path | None = None) -> bool:
 
 def write_exit(directory: Path, exit: Exit, ballast: Path | None = None) -> bool:
     """Records the worker's end; False if another record was first. `OSError` if the disk does not take it."""
-    return link_once(directory / EXIT_FILE, msgspec.json.encode(exit), ballast)
+    try:
+        content = msgspec.json.encode(exit)
+    except UnicodeEncodeError:  # an exception's message may hold half a surrogate pair, or a file name's odd byte
+        content = msgspec.json.encode(_encodable(exit))
+    return link_once(directory / EXIT_FILE, content, ballast)
+
+
+def _encodable(exit: Exit) -> Exit:
+    """`exit` with what UTF-8 cannot hold written as escapes."""
+    if exit.failure is None:
+        return exit
+    texts = {
+        name: value.encode(errors="backslashreplace").decode()
+        for name, value in msgspec.structs.asdict(exit.failure).items()
+        if isinstance(value, str)
+    }
+    return msgspec.structs.replace(exit, failure=msgspec.structs.replace(exit.failure, **texts))
 
 
 def read_exit(directory: Path) -> Exit | None:

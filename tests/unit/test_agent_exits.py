@@ -80,3 +80,13 @@ def test_a_rendezvous_finds_a_free_port_that_nobody_else_has() -> None:
     first = choose_port("run/1", set())
     assert choose_port("run/1", set()) == first
     assert choose_port("run/1", {first}) != first
+
+
+def test_a_message_with_half_a_surrogate_pair_is_kept_as_an_escape(tmp_path: Path) -> None:
+    failure = Failure(code="worker-raised", message="ValueError: red\udcff", traceback="...\udcff\x00", rank=1)
+    assert write_exit(tmp_path, Exit(outcome="failed", code=1, failure=failure))
+    kept = read_exit(tmp_path)
+    assert kept is not None and kept.failure is not None
+    assert (kept.failure.code, kept.failure.rank) == ("worker-raised", 1)
+    assert kept.failure.message == r"ValueError: red\udcff"
+    assert kept.failure.traceback == "...\\udcff\x00"
