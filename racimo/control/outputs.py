@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -11,6 +12,7 @@ from racimo.spec.errors import RacimoError
 
 MAX_LISTED = 10_000
 READ_BYTES = 256 * 1024
+_ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
 
 
 def list_outputs(root: Path) -> list[OutputView]:
@@ -26,11 +28,20 @@ def list_outputs(root: Path) -> list[OutputView]:
                 continue  # gone meanwhile, or a link to nowhere
             inside = not path.is_symlink() or _is_inside(os.path.realpath(path), real_root)
             if stat.S_ISREG(status.st_mode) and inside:
-                relative = path.relative_to(root).as_posix()
+                relative = _shown(path.relative_to(root).as_posix())
                 found.append(OutputView(path=relative, size_bytes=status.st_size, modified_wall_s=status.st_mtime))
             if len(found) >= MAX_LISTED:
                 return sorted(found, key=lambda view: view.path)
     return sorted(found, key=lambda view: view.path)
+
+
+def _shown(path: str) -> str:
+    """A path as text: bytes of it that are no UTF-8 appear as `\\xff`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _from_shown(path: str) -> str:
+    return os.fsdecode(_ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), os.fsencode(path)))
 
 
 def open_output(root: Path, path: str) -> tuple[int, int]:
@@ -40,10 +51,14 @@ def open_output(root: Path, path: str) -> tuple[int, int]:
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or ".." in parts:
         raise missing
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        fd = os.open(root.joinpath(*parts), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = os.open(root.joinpath(*parts), flags)
     except OSError:
-        raise missing from None
+        try:
+            fd = os.open(root.joinpath(*(_from_shown(part) for part in parts)), flags)
+        except OSError:
+            raise missing from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -101,6 +101,21 @@ def test_the_tail_is_the_last_lines(lines: list[str], ends: bool, count: int) ->
         assert len(present) <= count
 
 
+def test_an_output_whose_name_is_no_utf_8_is_listed_with_an_escape_and_read_by_it(tmp_path: Path) -> None:
+    Path(os.fsdecode(bytes(tmp_path) + b"/bad\xff.txt")).write_bytes(b"odd")
+    (tmp_path / r"bad\xfe.txt").write_bytes(b"a backslash of its own")
+    (tmp_path / "good.txt").write_bytes(b"good")
+    listed = [view.path for view in list_outputs(tmp_path)]
+    assert listed == [r"bad\xfe.txt", r"bad\xff.txt", "good.txt"]
+    msgspec.json.encode(list_outputs(tmp_path))
+    for path, content in zip(listed, (b"a backslash of its own", b"odd", b"good"), strict=True):
+        fd, _ = open_output(tmp_path, path)
+        with open(fd, "rb") as file:
+            assert file.read() == content
+    with pytest.raises(RacimoError):
+        open_output(tmp_path, r"\x2e\x2e/x")
+
+
 def test_outputs_are_listed_and_read(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "model.pt").write_bytes(b"x" * 600_000)
