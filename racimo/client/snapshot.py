@@ -126,6 +126,7 @@ class _Walk:
                 is_folder = entry.is_dir()
                 if ignored.matches(path, is_folder=is_folder) or not self._may_follow(entry, path, inside):
                     continue
+                _check_name(path, entry)
                 if is_folder:
                     if not self._left_out(Path(entry.path)):
                         yield from self.folder(Path(entry.path), f"{path}/", ignored, inside)
@@ -164,6 +165,15 @@ class _Walk:
         else:
             return True
         return False
+
+
+def _check_name(path: str, entry: os.DirEntry[str]) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        hint = f"rename it, or leave it out with a line in {IGNORE_FILE}"
+        message = f"{ascii(path)[1:-1]} (in {Path(entry.path).parent}): the name is not UTF-8 and cannot be sent"
+        raise RacimoError("file-unreadable", message, hint) from None
 
 
 def _unreadable(path: Path, error: OSError) -> RacimoError:

@@ -86,11 +86,11 @@ class RacimoError(Exception):
     """An error for people: `code` from `ERROR_KINDS`, `message` with the numbers, `hint` that works when pasted."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(_encodable(message))
         assert code in ERROR_KINDS, code
         self.code = code
-        self.message = message
-        self.hint = hint
+        self.message = _encodable(message)
+        self.hint = _encodable(hint)
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]" + (f"\n  {self.hint}" if self.hint else "")
@@ -98,3 +98,8 @@ class RacimoError(Exception):
     @property
     def kind(self) -> ErrorKind:
         return ERROR_KINDS[self.code]
+
+
+def _encodable(text: str) -> str:
+    """What UTF-8 cannot hold (a file name's odd byte) as an escape, so that an error can always be sent and shown."""
+    return text.encode(errors="backslashreplace").decode()

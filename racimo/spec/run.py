@@ -1,6 +1,7 @@
 """What a user asks for: one spec, spelled as flags, as YAML or as Python keywords, field for field."""
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +11,11 @@ from racimo.spec.quantity import WorkerRange, parse_duration_s, parse_size_bytes
 Priority = Literal["low", "normal", "high"]
 PRIORITY_ORDER: dict[str, int] = {"high": 0, "normal": 1, "low": 2}
 
-NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
+EXCERPT_CHARS = 100
+MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024
 MAX_ARGS = 1_000
 MAX_ARG_BYTES = 128 * 1024
 
@@ -73,15 +78,18 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if bool(self.train) == bool(self.command):
             raise ValueError("a run is exactly one of train and command")
-        if self.name and not re.match(NAME_PATTERN, self.name):
+        if self.name and not re.fullmatch(NAME_PATTERN, self.name):
             raise ValueError(f"a name is up to 40 of a-z, 0-9 and inner dashes, not {self.name!r}")
-        if self.threads < 1 or self.retries < 0:
-            raise ValueError(f"threads start at 1 and retries at 0, not {self.threads} and {self.retries}")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads are from 1 to {MAX_THREADS}, not {self.threads}")
+        if self.retries < 0:
+            raise ValueError(f"retries start at 0, not {self.retries}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed is from 0 to {MAX_SEED}, not {self.seed}")
+        self._check_text()
         words = (*self.command, *self.args)
         if len(words) > MAX_ARGS or sum(len(word) for word in words) > MAX_ARG_BYTES:
             raise ValueError(f"at most {MAX_ARGS} arguments and {MAX_ARG_BYTES} characters of them")
-        if any("\0" in word for word in words):
-            raise ValueError("arguments cannot hold a NUL character")
         worker_range = self.worker_range
         if self.command and worker_range.elastic:
             raise ValueError(f"a command has a fixed count of workers, not {worker_range}")
@@ -93,6 +101,21 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             parse_size_bytes(self.memory)
         parse_duration_s(self.hang_after)
         parse_duration_s(self.stop_grace)
+
+    def _check_text(self) -> None:
+        for name in self.__struct_fields__:
+            for text in _texts(getattr(self, name)):
+                try:
+                    text.isascii() or text.encode()
+                except UnicodeEncodeError:
+                    raise ValueError(f"{name} holds {_excerpt(text)}, which is not UTF-8 text") from None
+        if any("\0" in word for word in (*self.command, *self.args)):
+            raise ValueError("arguments cannot hold a NUL character")
+        for name, value in self.variables.items():
+            if not re.fullmatch(VARIABLE_PATTERN, name):
+                raise ValueError(f"variables are named with letters, digits and _, not {_excerpt(name)}")
+            if "\0" in value:
+                raise ValueError(f"variables cannot hold a NUL character, as {name} does")
 
     @property
     def kind(self) -> Literal["train", "command"]:
@@ -129,3 +152,22 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The function's name in `FILE:FUNCTION`, or "" for a script."""
         head, _, tail = self.train.rpartition(":")
         return tail if head and tail.isidentifier() else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a field, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, CheckpointSpec):
+        yield value.to
+
+
+def _excerpt(text: str) -> str:
+    return ascii(text if len(text) <= EXCERPT_CHARS else text[:EXCERPT_CHARS] + "...")

@@ -187,3 +187,13 @@ def test_a_file_that_changes_while_it_is_sent_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"later")
     with pytest.raises(RacimoError, match="changed while it was being sent"):
         read_blob(found.files[0], entry.sha256)
+
+
+def test_a_name_that_is_no_utf_8_is_refused_and_shown_unless_it_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", os.fsdecode(b"data/bad\xff.txt"))
+    with pytest.raises(RacimoError) as caught:
+        paths(tmp_path)
+    assert caught.value.code == "file-unreadable"
+    assert r"data/bad\udcff.txt" in caught.value.message
+    (tmp_path / ".racimoignore").write_text("data/\n")
+    assert paths(tmp_path) == ["train.py"]
