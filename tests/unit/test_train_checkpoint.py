@@ -173,3 +173,32 @@ def test_torch_does_not_advise_against_saving_without_a_process_group(tmp_path: 
         shelf.newest(print)
         warnings.warn("torch.distributed is odd", stacklevel=1)
     assert [str(warning.message) for warning in said] == ["torch.distributed is odd"]
+
+
+class Weird:
+    """A tensor inside an object has no path."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_no_two_tensors_of_a_tree_go_by_one_name(tmp_path: Path) -> None:
+    values = [torch.tensor([float(number)]) for number in range(8)]
+    tree: dict[Any, Any] = {
+        "a.b": values[0],
+        "a": {"b": values[1]},
+        1: values[2],
+        "1": values[3],
+        "a.b~2": values[4],
+        "racimo.structure": values[5],
+        "other": values[6],
+        "object": Weird(values[7]),
+    }
+
+    def flat(back: dict[Any, Any]) -> list[float]:
+        spots = (back["a.b"], back["a"]["b"], back[1], back["1"], back["a.b~2"], back["racimo.structure"])
+        return [float(value) for value in (*spots, back["other"], back["object"].tensor)]
+
+    Shelf(str(tmp_path)).save(1, "run-1", IDENTITY, tree)
+    assert flat(load(str(tmp_path / "step-1"))[1]) == list(range(8))
+    assert flat(unpack(*pack(tree, 0))) == list(range(8))

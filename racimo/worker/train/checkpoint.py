@@ -22,11 +22,9 @@ import msgspec
 from racimo.spec.errors import RacimoError
 from racimo.version import __version__
 from racimo.worker.train.messages import Identity
-from racimo.worker.train.state import StateTree, join, split
+from racimo.worker.train.state import STRUCTURE, StateTree, join, split
 
 MANIFEST = "racimo.json"
-STRUCTURE = "racimo.structure"
-"""Among the tensors, which go by their path (`model.0.weight`), one pickle says how they hang together."""
 _STEP = re.compile(r"step-(\d+)")
 _CHUNK_BYTES = 2**20
 

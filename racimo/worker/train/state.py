@@ -15,6 +15,8 @@ import torch
 from racimo.worker.train.messages import StateOffer
 
 StateTree = dict[str, Any]
+STRUCTURE = "racimo.structure"
+"""Among a checkpoint's tensors, which go by their path (`model.0.weight`), one pickle says how they hang together."""
 _ALIGN_BYTES = 64
 
 
@@ -61,10 +63,44 @@ def copy_to_host(value: Any) -> Any:
     return value
 
 
+class _Names:
+    """A name for every tensor of a tree: its path, such as `model.0.weight`, which reads well in a checkpoint.
+
+    Paths can be equal (`{"a.b": x, "a": {"b": y}}`, or the keys 1 and "1"): then a number is appended."""
+
+    def __init__(self, tree: "StateTree") -> None:
+        self._taken = {STRUCTURE}
+        self._of: dict[int, str] = {}
+        self._name_all(tree, "")
+
+    def of(self, tensor: torch.Tensor) -> str:
+        # Tensors inside objects have no path of their own, and may be made anew each time they are asked for.
+        return self._of.get(id(tensor)) or self._unused("other")
+
+    def _unused(self, path: str) -> str:
+        name, number = path, 1
+        while name in self._taken:
+            number += 1
+            name = f"{path}~{number}"
+        self._taken.add(name)
+        return name
+
+    def _name_all(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._of:
+                self._of[id(value)] = self._unused(path)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self._name_all(item, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, list | tuple):
+            for position, item in enumerate(value):
+                self._name_all(item, f"{path}.{position}")
+
+
 class _Pickler(pickle.Pickler):
     """Leaves tensors out; only their names stay."""
 
-    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
+    def __init__(self, file: io.BytesIO, names: _Names) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._names = names
         self.tensors: dict[str, torch.Tensor] = {}
@@ -72,8 +108,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        # Tensors inside objects have no path of their own.
-        name = self._names.get(id(value), f"other.{len(self.tensors)}")
+        name = self._names.of(value)
         self.tensors[name] = value.detach()
         return name
 
@@ -87,23 +122,10 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def _name_tensors(value: Any, path: str, names: dict[int, str]) -> None:
-    if isinstance(value, torch.Tensor):
-        names.setdefault(id(value), path)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _name_tensors(item, f"{path}.{key}" if path else str(key), names)
-    elif isinstance(value, list | tuple):
-        for position, item in enumerate(value):
-            _name_tensors(item, f"{path}.{position}", names)
-
-
 def split(tree: StateTree) -> tuple[bytes, dict[str, torch.Tensor]]:
     """The structure as a pickle without tensors, and the tensors by their path, such as `model.0.weight`."""
-    names: dict[int, str] = {}
-    _name_tensors(tree, "", names)
     file = io.BytesIO()
-    pickler = _Pickler(file, names)
+    pickler = _Pickler(file, _Names(tree))
     pickler.dump(tree)
     return file.getvalue(), pickler.tensors
 
