@@ -1,6 +1,7 @@
 """`Client`: everything the API of a cluster can do, as plain methods that return views and raise `RacimoError`."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_UPLOAD_BYTES = 512 * 10**6
 WAIT_SLICE_S = 20.0
 """How long one request of `wait` may take."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class Client:
@@ -170,7 +172,7 @@ class Client:
         """With `follow` until the run has ended; goes on by itself if the control process is restarted meanwhile."""
         return streams.logs(
             self._session,
-            quote(run, safe=""),
+            _run_name(run),
             follow=follow,
             worker=str(worker),
             tail=tail,
@@ -178,10 +180,10 @@ class Client:
         )
 
     def events(self, run: str, *, follow: bool = False) -> Iterator[Record]:
-        return streams.events(self._session, quote(run, safe=""), follow=follow)
+        return streams.events(self._session, _run_name(run), follow=follow)
 
     def progress(self, run: str, *, follow: bool = False) -> Iterator[RunProgress]:
-        return streams.progress(self._session, quote(run, safe=""), follow=follow)
+        return streams.progress(self._session, _run_name(run), follow=follow)
 
     def reports(self, run: str, after: int = 0) -> ReportsView:
         """What workers reported with `run.report(...)`, from number `after` on; go on with the view's `next`."""
@@ -212,7 +214,7 @@ class Client:
         return target
 
     def read_output(self, run: str, path: str) -> Iterator[bytes]:
-        url = f"{_run_path(run)}/outputs/{quote(path)}"
+        url = f"{_run_path(run)}/outputs/{quote(path, errors='backslashreplace')}"
         try:
             with self._session.open_stream("GET", url) as answer:
                 yield from answer.iter_bytes()
@@ -242,10 +244,15 @@ class Client:
         return self._session.call("GET", "/v1/secrets", list[str])
 
     def set_secret(self, name: str, value: str) -> None:
-        self._session.call("PUT", f"/v1/secrets/{quote(name, safe='')}", type(None), body=SecretRequest(value=value))
+        self._session.call(
+            "PUT",
+            f"/v1/secrets/{quote(name, safe='', errors='backslashreplace')}",
+            type(None),
+            body=SecretRequest(value=value),
+        )
 
     def remove_secret(self, name: str) -> None:
-        self._session.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", type(None))
+        self._session.call("DELETE", f"/v1/secrets/{quote(name, safe='', errors='backslashreplace')}", type(None))
 
     def shutdown(self) -> DownView:
         """Ends the cluster: which runs end with it and which go on at the next `up`. `racimo down` also waits."""
@@ -253,7 +260,14 @@ class Client:
 
 
 def _run_path(run: str) -> str:
-    return f"/v1/runs/{quote(run, safe='')}"
+    return f"/v1/runs/{_run_name(run)}"
+
+
+def _run_name(run: str) -> str:
+    """For a path. What no run can be called would be read as another path there: `RacimoError` run-unknown."""
+    if not _RUN_NAME.fullmatch(run):
+        raise RacimoError("run-unknown", f"there is no run {run!r}", "racimo ps --all")
+    return run
 
 
 def submit(*, root: str | Path | None = None, client: Client | None = None, **fields: Any) -> RunView:

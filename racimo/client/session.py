@@ -26,6 +26,8 @@ RETRY_S = 30.0
 FIRST_DELAY_S = 0.02
 MAX_DELAY_S = 1.0
 SAY_AFTER_S = 1.0
+ODD_TEXT_CHARS = 40
+"""Shown of what stands before a character that cannot be sent."""
 MAX_LINE_BYTES = 64 * 2**20
 
 T = TypeVar("T")
@@ -94,7 +96,7 @@ class Session:
     ) -> T:
         """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is."""
         if body is not None:
-            content = msgspec.json.encode(body)
+            content = _encode(body)
         response = self._send(method, path, params, content, timeout_s, safe_to_repeat)
         raise_for_error(response.status_code, response.content, self.endpoint)
         if kind is type(None):
@@ -127,7 +129,7 @@ class Session:
         self, method: str, path: str, *, params: Params | None = None, body: Any = None
     ) -> Iterator[httpx.Response]:
         """A streamed answer, once; `Disconnected` passes through for the caller to handle."""
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else _encode(body)
         client = self._client()
         with client.stream(method, path, params=params, content=content, timeout=_timeouts(STREAM_SILENCE_S)) as got:
             if got.status_code >= 400:
@@ -163,6 +165,14 @@ class Session:
             trust_env=False,
         )
         return self._http
+
+
+def _encode(body: Any) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - ODD_TEXT_CHARS) : error.end]
+        raise RacimoError("invalid-request", f"{near!a} is not UTF-8 text and cannot be sent") from None
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

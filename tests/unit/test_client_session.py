@@ -151,10 +151,10 @@ def test_wait_with_a_time_out_returns_what_is(tmp_path: Path) -> None:
 
 
 def test_names_in_paths_are_escaped(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, {"GET /v1/runs/../secrets": run_view()})
+    stage = Stage(tmp_path, {})
     with pytest.raises(KeyError):
-        stage.client.run("../../v1/secrets")
-    assert stage.requests[0].url.raw_path == b"/v1/runs/..%2F..%2Fv1%2Fsecrets"
+        stage.client.remove_secret("../runs?x")
+    assert stage.requests[0].url.raw_path == b"/v1/secrets/..%2Fruns%3Fx"
 
 
 def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -242,3 +242,23 @@ def test_no_cluster_and_not_allowed_to_start_one(tmp_path: Path, monkeypatch: py
     with pytest.raises(RacimoError) as caught:
         finder.find_or_start()
     assert caught.value.code == "unreachable" and caught.value.hint == "racimo up"
+
+
+@pytest.mark.parametrize("run", ["", "a/b?c", "..", ".", "a b-1", "echo-1\n", "\udcff"])
+def test_what_no_run_can_be_called_is_an_unknown_run_whatever_it_means_in_a_url(tmp_path: Path, run: str) -> None:
+    stage = Stage(tmp_path, {})
+    for call in (stage.client.run, stage.client.stop, stage.client.why, lambda run: list(stage.client.logs(run))):
+        with pytest.raises(RacimoError) as caught:
+            call(run)
+        assert caught.value.code == "run-unknown"
+    assert not stage.requests
+
+
+def test_a_body_that_is_no_utf_8_is_refused_by_what_is_wrong_in_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {})
+    with pytest.raises(RacimoError) as caught:
+        list(stage.client.exec("echo-1", ["ls", "\udcff"]))
+    assert (caught.value.code, caught.value.kind.exit_code) == ("invalid-request", 2)
+    assert r"'\udcff'" in caught.value.message
+    with pytest.raises(RacimoError, match="invalid-request"):
+        stage.client.set_secret("KEY", "a\udcff")
