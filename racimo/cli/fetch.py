@@ -102,7 +102,7 @@ def _exec(args: argparse.Namespace) -> int:
                 print(item.text, file=sys.stderr if item.stream == "err" else sys.stdout, flush=True)
             if isinstance(item, Exit):
                 if item.outcome != "finished":
-                    talk(f"the command {exit_words(item)}")
+                    talk(f"{' '.join(args.command)}: {exit_words(item)}")
                 return exit_code(item)
     raise RacimoError("worker-lost", "the command's end was not seen", f"racimo show {args.run}")
 

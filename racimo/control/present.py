@@ -56,9 +56,11 @@ def run_progress(run: Run, workers: Iterable[Progress], now_s: float, price: flo
 
 def worker_view(run: Run, worker: Worker) -> WorkerView:
     rank: int | None = worker.rank
-    if run.generation is not None:  # one that has left a generation has no rank any more: another may have its number
-        members = run.generation.members
-        rank = members.index(worker.index) if worker.index in members else None
+    if run.generation is not None:
+        # Who has finished keeps the rank that it had; who died or was sent away has none any more: another may have it.
+        finished = (w.index for w in run.workers.values() if w.exit is not None and w.exit.outcome == "finished")
+        ranked = sorted({*run.generation.members, *finished})
+        rank = ranked.index(worker.index) if worker.index in ranked else None
     return WorkerView(
         id=worker_id(run.id, worker.attempt, worker.index),
         index=worker.index,

@@ -21,7 +21,7 @@ class WorkerView(_View, frozen=True, kw_only=True):
     id: str
     index: int
     rank: int | None = None
-    """Rank in the present (or last) generation; before there is one, as first planned. None for who is in none."""
+    """Rank in the present (or last) generation; before there is one, as first planned. None for who died or left."""
     node: str
     devices: tuple[int, ...]
     status: str

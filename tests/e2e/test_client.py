@@ -96,7 +96,7 @@ def test_exec_runs_beside_a_worker_and_passes_its_failure_on(cluster: LiveCluste
     beside = cluster.cli("exec", run, "--", "sh", "-c", "echo $A; ls")
     assert beside.returncode == 0 and beside.stdout.splitlines()[0] == "b" and "hello.py" in beside.stdout
     failed = cluster.cli("exec", run, "--", "sh", "-c", "exit 7")
-    assert failed.returncode == 1 and "exit code 7" in failed.stderr
+    assert failed.returncode == 7 and "exit code 7" in failed.stderr
     cluster.cli("stop", run)
 
 
@@ -123,6 +123,20 @@ def test_several_ups_at_once_make_one_cluster(fresh_cluster: LiveCluster) -> Non
     assert sum("racimo.control.supervisor" in command for command in fresh_cluster.pids().values()) == 1
     refused = fresh_cluster.cli("up", "--slots", "7")
     assert refused.returncode == 2 and "racimo down && racimo up --slots 7" in refused.stderr
+
+
+def test_a_new_price_takes_effect_at_once_and_running_work_goes_on(fresh_cluster: LiveCluster) -> None:
+    fresh_cluster.up()
+    run = fresh_cluster.cli("run", "--detach", "--no-files", "--", "sleep", "1000").stdout.strip()
+    client = fresh_cluster.client()
+    wait_until(lambda: client.run(run).workers and client.run(run).workers[0].pid, "it runs")
+    pid = client.run(run).workers[0].pid
+    done = fresh_cluster.cli("up", "--price", "2.5")
+    assert done.returncode == 0 and "price per device-hour: 2.5" in done.stdout, done.stderr
+    view = client.run(run)
+    assert view.price_known and (view.status, view.workers[0].pid) == ("running", pid)
+    assert fresh_cluster.cli("stop", run).returncode == 0
+    assert client.wait(run, timeout_s=30).status == "stopped"
 
 
 def test_down_ends_everything_even_where_nobody_answers(fresh_cluster: LiveCluster) -> None:

@@ -35,3 +35,7 @@ def test_no_two_workers_are_shown_with_one_rank() -> None:
     stage.ready(run, 3)
     ranks = {w.index: worker_view(stage.run(run), w).rank for w in stage.run(run).workers.values()}
     assert ranks == {0: None, 1: 0, 2: 1, 3: 2}
+    for index in (1, 3, 2):
+        stage.exit(run, index, "finished")
+    assert stage.run(run).status == "succeeded"
+    assert {w.index: worker_view(stage.run(run), w).rank for w in stage.run(run).workers.values()} == ranks
