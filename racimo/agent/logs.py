@@ -11,6 +11,8 @@ MAX_LOG_BYTES = 64 * 2**20
 KEPT_FRACTION = 0.75
 """Of the cap, after old parts were punched out."""
 BLOCK_BYTES = 4096
+NOTICE_HEAD, NOTICE_TAIL = "[racimo: the oldest ", " of this log were dropped]"
+"""The line that stands in a log for what was dropped from it. Whoever shows the log takes it for talk, not output."""
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x1, 0x2
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -41,6 +43,12 @@ def read_log(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
         os.close(fd)
 
 
+def cap_logs(directory: Path) -> None:
+    """Both logs of a worker, as `enforce_cap`."""
+    for name in ("out.log", "err.log"):
+        enforce_cap(directory / name)
+
+
 def enforce_cap(path: Path, max_bytes: int = MAX_LOG_BYTES) -> int:
     """Drops the oldest part of a log that takes more than `max_bytes` on disk, and says so in the log itself.
 
@@ -68,8 +76,13 @@ def enforce_cap(path: Path, max_bytes: int = MAX_LOG_BYTES) -> int:
 
 def _notice(block: bytes, dropped_bytes: int) -> bytes:
     """What replaces the start of the kept part, up to the end of a line, so that no half line is left."""
-    notice = f"[racimo: the oldest {format_size(dropped_bytes)} of this log were dropped]".encode()
+    notice = f"{NOTICE_HEAD}{format_size(dropped_bytes)}{NOTICE_TAIL}".encode()
     end = block.find(b"\n", len(notice))
     if end < 0:
         end = min(len(notice), len(block) - 1)
     return notice[:end].ljust(end) + b"\n"
+
+
+def is_notice(line: str) -> bool:
+    """Whether a line was put there by `enforce_cap`."""
+    return line.startswith(NOTICE_HEAD) and line.rstrip().endswith(NOTICE_TAIL)

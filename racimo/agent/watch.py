@@ -9,7 +9,7 @@ from racimo.agent import processes
 from racimo.agent.entry import Entry
 from racimo.agent.hangs import describe_hang, find_hung
 from racimo.agent.inotify import FileWatcher
-from racimo.agent.logs import enforce_cap
+from racimo.agent.logs import cap_logs
 from racimo.agent.runs import Runs
 from racimo.agent.spool import Spool
 from racimo.agent.stopping import signal_worker
@@ -95,8 +95,7 @@ class Watch:
 
     def _check_logs(self, live: list[Entry]) -> None:
         for entry in live:
-            for name in ("out.log", "err.log"):
-                enforce_cap(entry.directory / name)
+            cap_logs(entry.directory)
 
     def _check_hangs(self, live: list[Entry]) -> None:
         now_s = time.monotonic()

@@ -16,6 +16,7 @@ from racimo.agent.entry import REPORTED_FILE, Entry, read_ready
 from racimo.agent.exits import BALLAST_FILE, PID_FILE, read_exit, write_exit
 from racimo.agent.launch import Reaped
 from racimo.agent.launching import read_order, write_order
+from racimo.agent.logs import cap_logs
 from racimo.agent.protocol import StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
 from racimo.agent.runs import newest_commit
@@ -233,6 +234,8 @@ class Workers:
         self._close_pidfd(entry)
         if entry.doom is not None and exit.outcome == "killed":
             exit = msgspec.structs.replace(exit, failure=entry.doom)
+        # A burst that ended between two looks of `watch` may have left far more than a log may take.
+        await asyncio.to_thread(_cap_logs, entry)
         await self._report(entry, exit)
 
     def _watch_later(self, entry: Entry, record: processes.ProcessRecord) -> None:
@@ -342,6 +345,13 @@ def _lease_s(entry: Entry, exit: Exit) -> float:
     if exit.held_s <= 0 or entry.record is None:
         return time.monotonic() - entry.accepted_s
     return exit.held_s + max(0.0, entry.record.monotonic_s - entry.accepted_s)
+
+
+def _cap_logs(entry: Entry) -> None:
+    try:
+        cap_logs(entry.directory)
+    except OSError as error:
+        print(f"agent: cannot shorten the logs of {entry.name}: {error}", file=sys.stderr)
 
 
 def _end_leftovers(directory: Path, session: int) -> None:

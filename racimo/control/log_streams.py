@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
+from racimo.agent.logs import is_notice
 from racimo.agent.protocol import LogChunk, ReadLog, ReplyBody
 from racimo.control.carrier import Carrier
 from racimo.control.loop import Loop
@@ -213,6 +214,8 @@ class LogReader:
 
     def _line(self, line: bytes) -> LogLine:
         text = line.removesuffix(b"\r").decode(errors="replace")
+        if is_notice(text):  # not the worker's own words: must not get into what its output is piped to
+            return LogLine(worker=self._worker, stream="err", text=text.rstrip())
         return LogLine(worker=self._worker, stream=self._stream, text=self._redactor.text(text))
 
 

@@ -11,6 +11,7 @@ import pytest
 from agent_harness import RealAgent
 
 from racimo.act.agent_client import AgentClient
+from racimo.agent.logs import MAX_LOG_BYTES
 from racimo.agent.protocol import (
     ControlHello,
     FileEntry,
@@ -248,3 +249,11 @@ def test_the_socket_is_for_its_user_alone(agent: RealAgent) -> None:
     path: Path = agent.home.agent_socket
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_burst_right_before_the_end_leaves_no_more_than_a_log_may_take(agent: RealAgent) -> None:
+    agent.run("burst/1/0", "sh", "-c", "yes 0123456789abcdef | head -c 100000000")
+    agent.exit("burst/1/0")
+    path = agent.home.worker_dir("burst/1/0") / "out.log"
+    assert path.stat().st_size == 100_000_000, "offsets stay valid"
+    assert path.stat().st_blocks * 512 <= MAX_LOG_BYTES

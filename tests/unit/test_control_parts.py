@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racimo.agent.logs import enforce_cap, read_log
+from racimo.agent.protocol import LogChunk
 from racimo.control.clock import ClusterClock
-from racimo.control.log_streams import LineSplitter, start_of_tail
+from racimo.control.log_streams import LineSplitter, LogReader, start_of_tail
 from racimo.control.openapi import describe, page
 from racimo.control.outputs import list_outputs, open_output, read_parts
 from racimo.control.progress import Commit, last_commit
 from racimo.control.redaction import Redactor
 from racimo.control.routes import CALLS
 from racimo.control.secrets import SecretStore
+from racimo.control.views import LogLine
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Failure
 
@@ -99,6 +102,30 @@ def test_the_tail_is_the_last_lines(lines: list[str], ends: bool, count: int) ->
         assert content[start:].decode().splitlines() == (present[-count:] if count else [])
     else:
         assert len(present) <= count
+
+
+def test_what_was_dropped_from_a_log_is_told_on_stderr_and_not_in_the_output(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_bytes(b"data of the run\n" * 10_000)
+    try:
+        assert enforce_cap(log, 64 * 1024)
+    except OSError as error:
+        pytest.skip(f"this file system punches no holes: {error}")
+
+    class OneLog:
+        async def read(self, worker: str, stream: str, offset: int, limit: int, follow: bool) -> LogChunk:
+            begin, part = read_log(log, offset, limit)
+            return LogChunk(offset=begin, content=part, ended=not part)
+
+    async def lines() -> list[LogLine]:
+        queue: asyncio.Queue[list[LogLine] | None] = asyncio.Queue()
+        reader = LogReader(OneLog(), "r/1/0", "out", Redactor([]), lambda: True)  # type: ignore[arg-type]
+        await reader.run(queue, follow=True)
+        return [line for lines in iter(lambda: None if queue.empty() else queue.get_nowait(), None) for line in lines]
+
+    notice, *rest = asyncio.run(lines())
+    assert notice.stream == "err" and notice.text.startswith("[racimo: the oldest ")
+    assert rest and {(line.stream, line.text) for line in rest} == {("out", "data of the run")}
 
 
 def test_an_output_whose_name_is_no_utf_8_is_listed_with_an_escape_and_read_by_it(tmp_path: Path) -> None:
