@@ -21,7 +21,8 @@ MAX_ARG_BYTES = 128 * 1024
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how often a training run saves itself. `to`: a folder or fsspec URL, the run's output folder if empty.
+    """Where and how often a training run saves itself. `to`: a folder (a relative one lies in the run's output folder)
+    or fsspec URL; if empty, `checkpoints` in the run's output folder.
     `every`: a duration ("10m") or a count of steps ("200 steps")."""
 
     to: str = ""
@@ -33,6 +34,8 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"checkpoint.keep is a count from 1 up, not {self.keep}")
         if self.every_steps is None:
             parse_duration_s(self.every)
+        elif self.every_steps < 1:
+            raise ValueError(f"checkpoint.every counts from 1 step up, not {self.every!r}")
 
     @property
     def every_steps(self) -> int | None:
@@ -99,6 +102,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"{count} devices cannot be shared evenly by {worker_range.most} workers")
         if self.memory:
             parse_size_bytes(self.memory)
+        if self.checkpoint.to.startswith("memory://"):
+            raise ValueError("checkpoints at memory:// end with the worker that wrote them: give a folder")
         parse_duration_s(self.hang_after)
         parse_duration_s(self.stop_grace)
 

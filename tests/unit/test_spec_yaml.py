@@ -115,3 +115,9 @@ def test_what_is_written_is_read_back(args, config, variables, workers, keep) ->
         checkpoint=CheckpointSpec(keep=keep),
     )
     assert parse_spec(format_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("checkpoint", ["{every: 0 steps}", "{to: 'memory://x'}"])
+def test_checkpoints_that_could_not_be_are_refused(checkpoint: str) -> None:
+    with pytest.raises(RacimoError, match=r"from 1 step up|memory://"):
+        parse_spec(f"train: x.py\ncheckpoint: {checkpoint}\n")

@@ -109,3 +109,14 @@ def test_a_batch_is_read_in_any_of_three_ways() -> None:
     assert x is batch.x is batch[0]
     assert y is batch.y is batch.data[1]
     assert (len(batch), batch.weight, batch.index, batch.indices) == (2, 2.0, 3, (7, 8))
+
+
+@pytest.mark.parametrize("size", [8.0, "8", 0, None])
+def test_a_batch_size_that_is_no_count_is_refused(size: object) -> None:
+    with pytest.raises(RacimoError, match="global_batch_size is a count") as raised:
+        Batches(numbers(8), global_batch_size=size)  # type: ignore[arg-type]
+    assert raised.value.code == "steps-misused"
+
+
+def test_a_batch_size_may_come_from_numpy() -> None:
+    assert Batches(numbers(8), global_batch_size=numpy.int64(4)).steps_per_epoch == 2  # type: ignore[arg-type]

@@ -202,3 +202,34 @@ def test_no_two_tensors_of_a_tree_go_by_one_name(tmp_path: Path) -> None:
     Shelf(str(tmp_path)).save(1, "run-1", IDENTITY, tree)
     assert flat(load(str(tmp_path / "step-1"))[1]) == list(range(8))
     assert flat(unpack(*pack(tree, 0))) == list(range(8))
+
+
+def test_a_file_with_a_checkpoints_name_is_passed_over_and_kept(tmp_path: Path, said: list[str]) -> None:
+    shelf, _ = saved(str(tmp_path), 10)
+    for step in (5, 20):
+        (tmp_path / f"step-{step}").write_text("mine")
+    found = shelf.newest(said.append)
+    assert found is not None and found[0].step == 10
+    assert len(said) == 1 and "step-20" in said[0] and "is a file" in said[0]
+    shelf.prune(1)
+    with pytest.raises(FileExistsError):
+        saved(str(tmp_path), 20)
+    assert (tmp_path / "step-5").read_text() == (tmp_path / "step-20").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["bogus://somewhere/x", "/dev/null"])
+def test_a_place_that_cannot_be_is_an_error_with_the_cause(place: str, said: list[str]) -> None:
+    with pytest.raises(RacimoError, match=r"bogus|is a file") as raised:
+        Shelf(place).reach()
+    assert raised.value.code == "checkpoint-failed"
+    with pytest.raises(RacimoError):
+        resume(f"{place}/step-3", said.append)
+
+
+def test_a_torn_checkpoint_at_a_url_can_be_pruned(tmp_path: Path) -> None:
+    root = f"memory://{tmp_path.name}"
+    shelf, _ = saved(root, 10, 20)
+    fs, path = checkpoint.fsspec.core.url_to_fs(root)
+    fs.rm(f"{path}/step-10/racimo.json")
+    shelf.prune(1)
+    assert shelf.steps() == [20]

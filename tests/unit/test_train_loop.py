@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from racimo.agent.protocol import WorkerContext
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import CheckpointSpec
 from racimo.worker.train.alone import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine
@@ -303,3 +304,44 @@ def test_a_torn_line_of_an_earlier_attempt_does_not_stop_the_next(run: Run, tmp_
     telemetry = Telemetry("r/2/0", run._link, str(tmp_path / "2" / "0"), until=20)
     assert telemetry.committed_before() == 7
     telemetry.close()
+
+
+class Unpicklable:
+    def state_dict(self) -> dict[str, Any]:
+        return {"made by": lambda: None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def test_state_that_cannot_be_written_is_the_error_at_the_end(run: Run, tmp_path: Path) -> None:
+    """Not only `OSError`: file systems at URLs and users' state raise what they like, in a thread."""
+    spec = CheckpointSpec(to=str(tmp_path / "kept"), every="1 steps")
+    model, optimizer, batches = parts()
+    with pytest.raises(RacimoError, match=r"could not be written.*lambda") as raised:
+        for step in run.steps(model, optimizer, batches, until=3, checkpoint=spec, state={"odd": Unpicklable()}):
+            for batch in step:
+                step.backward(loss_of(model, batch))
+            step.apply()
+    assert (raised.value.code, step.number) == ("checkpoint-failed", 3)
+
+
+def test_a_relative_place_for_checkpoints_is_in_the_output_folder(run: Run, tmp_path: Path) -> None:
+    """Not in the working directory, which in a cluster is one attempt's own: the next would not find it."""
+    assert run._place(CheckpointSpec(to="kept/here"), "").root == str(tmp_path / "kept" / "here")
+    assert run._place(CheckpointSpec(to="file://kept"), "").root == str(tmp_path / "kept")
+    assert run._place(CheckpointSpec(to="/kept"), "").root == "/kept"
+    assert run._place(CheckpointSpec(to="memory://kept"), "").root == "memory://kept"
+
+
+def test_checkpoints_that_end_with_their_worker_are_refused_in_a_cluster(run: Run, tmp_path: Path) -> None:
+    context = WorkerContext(
+        worker="r/1/0", run="r", attempt=1, index=0, rank=0, world_size=1, least=1, most=1, seed=0, threads=1,
+        devices=(0,), directory=str(tmp_path), output_dir=str(tmp_path), agent_socket="", node="n", host="h",
+        checkpoint=CheckpointSpec(),
+    )  # fmt: skip
+    run._context = context
+    assert run._place(CheckpointSpec(to="kept"), "").root == str(tmp_path / "kept")
+    assert run._place(CheckpointSpec(to="/kept"), "").root == f"/kept/{run.id}"
+    with pytest.raises(RacimoError, match="end with the process that wrote them"):
+        run._place(CheckpointSpec(to="memory://kept"), "")

@@ -86,8 +86,9 @@ class Batches:
                 "read an iterable dataset into a list, or index it",
             )
         for name, value in (("global_batch_size", global_batch_size), ("micro_shards", micro_shards)):
-            if value is not None and value < 1:
-                raise RacimoError("steps-misused", f"{name} is a count from 1 up, not {value}")
+            optional = name == "micro_shards" and value is None
+            if not optional and (not isinstance(value, int | numpy.integer) or value < 1):
+                raise RacimoError("steps-misused", f"{name} is a count from 1 up, not {value!r}")
         if len(dataset) < global_batch_size:
             raise RacimoError(
                 "dataset-too-small",
@@ -95,7 +96,7 @@ class Batches:
                 f"use global_batch_size={max(len(dataset), 1)} or less",
             )
         self.dataset = dataset
-        self.global_batch_size = global_batch_size
+        self.global_batch_size = int(global_batch_size)
         self.seed = seed
         self.shuffle = shuffle
         self.num_workers = num_workers

@@ -72,6 +72,14 @@ class Shelf:
     def path(self, step: int) -> str:
         return f"{self.root}/step-{step}"
 
+    def reach(self) -> None:
+        """Raises `checkpoint-failed` unless the place has a form, and at a URL a protocol, that can be used here."""
+        with _told(self.root):
+            if self.is_url:
+                fsspec.core.url_to_fs(self.root)
+            elif Path(self.root).exists() and not Path(self.root).is_dir():
+                raise NotADirectoryError("it is a file")
+
     def steps(self) -> list[int]:
         """Steps of which there is something, whole or torn, newest first."""
         names = self._names()
@@ -85,7 +93,8 @@ class Shelf:
         return [name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)] if fs.exists(path) else []
 
     def save(self, step: int, run: str, identity: Identity, tree: StateTree) -> int:
-        """Writes a whole checkpoint and returns its size in bytes. `OSError` if it cannot; then nothing is left."""
+        """Writes a whole checkpoint and returns its size in bytes. If it cannot, raises and leaves nothing: `OSError`,
+        or whatever the file system at a URL or the pickling of the user's state raises."""
         parent = None if self.is_url else self.root
         if parent is not None:
             Path(parent).mkdir(parents=True, exist_ok=True)
@@ -102,6 +111,8 @@ class Shelf:
 
     def _move_into_place(self, work: Path, step: int) -> None:
         final = Path(self.path(step))
+        if final.is_file():
+            raise FileExistsError(f"{final} is a file, where the checkpoint's folder would be")
         if final.exists():
             # Of an earlier attempt: the same bits if whole, of no use if torn.
             final.rename(tempfile.mkdtemp(prefix=f"step-{step}.tmp-old-", dir=self.root))
@@ -122,9 +133,10 @@ class Shelf:
         for step in self.steps()[keep:]:
             if self.is_url:
                 fs, path = fsspec.core.url_to_fs(self.path(step))
-                fs.rm(f"{path}/{MANIFEST}")
+                if fs.exists(f"{path}/{MANIFEST}"):
+                    fs.rm(f"{path}/{MANIFEST}")
                 fs.rm(path, recursive=True)
-            else:
+            elif Path(self.path(step)).is_dir():
                 doomed = Path(self.path(step)).rename(f"{self.path(step)}.tmp-doomed")
                 shutil.rmtree(doomed, ignore_errors=True)
 
@@ -136,12 +148,29 @@ class Shelf:
 
     def newest(self, say: Say) -> tuple[Manifest, StateTree] | None:
         """The newest whole checkpoint; torn ones are passed over and said."""
-        for step in self.steps():
-            try:
-                return load(self.path(step))
-            except Torn as torn:
-                say(f"checkpoint {self.path(step)} is torn and not used: {torn} [checkpoint-torn]")
-        return None
+        with _told(self.root):
+            for step in self.steps():
+                try:
+                    return load(self.path(step))
+                except Torn as torn:
+                    say(f"checkpoint {self.path(step)} is torn and not used: {torn} [checkpoint-torn]")
+            return None
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """Whatever goes wrong at the place becomes `checkpoint-failed` with the cause. fsspec's file systems raise what
+    they like: ValueError for an unknown protocol, ImportError for its package, their own for the network."""
+    try:
+        yield
+    except (RacimoError, Torn):
+        raise
+    except Exception as error:
+        raise RacimoError(
+            "checkpoint-failed",
+            f"checkpoints at {place} are out of reach: {str(error) or type(error).__name__}",
+            "name a folder, or a URL whose fsspec package is in the run's environment",
+        ) from error
 
 
 def load(path: str) -> tuple[Manifest, StateTree]:
@@ -155,7 +184,8 @@ def resume(path: str, say: Say) -> tuple[Manifest, StateTree]:
     """What a user named: a `step-N` folder, or one that holds some. Raises `checkpoint-torn` if none is whole."""
     if _STEP.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]):
         try:
-            return load(path)
+            with _told(path):
+                return load(path)
         except Torn as torn:
             raise RacimoError(
                 "checkpoint-torn", f"the checkpoint {path} is torn: {torn}", "name an earlier one, or their folder"
@@ -212,6 +242,8 @@ def _read(folder: Path) -> StateTree:
 def _checked_manifest(folder: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except NotADirectoryError as error:
+        raise Torn("it is a file, not a folder") from error
     except FileNotFoundError as error:
         raise Torn(f"it has no {MANIFEST}") from error
     except msgspec.DecodeError as error:

@@ -184,8 +184,20 @@ class Run:
     def _place(self, checkpoint: CheckpointSpec | None, resume_from: str) -> Place:
         spec = checkpoint or (self._context.checkpoint if self._context else None)
         root = str(self.output_dir / "checkpoints")
-        if spec is not None and spec.to:
+        if spec is not None and "://" in spec.to and not spec.to.startswith("file://"):
             root = f"{spec.to.rstrip('/')}/{self.id}" if self._context else spec.to
+        elif spec is not None and spec.to:
+            folder = Path(spec.to.removeprefix("file://")).expanduser()
+            # Relative to what all attempts share. The working directory is one attempt's own.
+            root = str(folder / self.id if folder.is_absolute() and self._context else self.output_dir / folder)
+        if self._context and root.startswith("memory://"):
+            raise RacimoError(
+                "checkpoint-failed",
+                f"checkpoints at {spec.to if spec else root} end with the process that wrote them",
+                "set checkpoint.to to a folder, or leave it out",
+            )
+        if spec is not None:
+            Shelf(root).reach()
         return Place(spec, root, resume_from)
 
 

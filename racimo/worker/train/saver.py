@@ -32,7 +32,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._last_step = 0
         self._last_at_s = time.monotonic()
-        self._failed: OSError | None = None
+        self._failed: Exception | None = None
 
     def begin_at(self, step: int) -> None:
         """There is a checkpoint of this step, or nothing to save yet."""
@@ -66,13 +66,8 @@ class Saver:
             self._write(step, identity, trained.capture())
         if self._failed is not None:
             error = self._failed
-            code = "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "checkpoint-failed"
             assert self.shelf is not None
-            raise RacimoError(
-                code,
-                f"the checkpoint of step {step} could not be written to {self.shelf.root}: {error.strerror or error}",
-                f"make room, or set checkpoint.to to another place; look with: df -h {self.shelf.root}",
-            )
+            raise _failure(step, self.shelf.root, error)
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -86,12 +81,24 @@ class Saver:
         try:
             size = self.shelf.save(step, self._run, identity, tree)
             self.shelf.prune(self._spec.keep)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a file system at a URL and the user's state raise what they like
             self._failed = error
             say(f"the checkpoint of step {step} could not be written, training goes on: {error}")
             return
         self._failed = None
         self._link.tell(CheckpointSaved(step=step, path=self.shelf.path(step), size_bytes=size))
+
+
+def _failure(step: int, root: str, error: Exception) -> RacimoError:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cause = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    hint = (
+        f"make room, or set checkpoint.to to another place; look with: df -h {root}"
+        if isinstance(error, OSError) and "://" not in root
+        else "mend the cause, or set checkpoint.to to another place"
+    )
+    message = f"the checkpoint of step {step} could not be written to {root}: {cause}"
+    return RacimoError("disk-full" if full else "checkpoint-failed", message, hint)
 
 
 def checkpoint_mismatch(path: str, difference: str) -> RacimoError:
