@@ -67,6 +67,18 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def holds_lock(fd: int, root: str | os.PathLike[str]) -> bool:
+    """Whether the lock file of this home is still the one that `fd` holds; it is another, or none, if the folder was
+    deleted or replaced."""
+    try:
+        own, there = os.fstat(fd), os.stat(os.path.join(root, LOCK_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # not to be seen just now, such as on a disk that fails
+        return True
+    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
+
 def record_path(root: str | os.PathLike[str], role: str) -> str:
     return os.path.join(root, PROCESSES_DIR, f"{role}.json")
 

@@ -26,6 +26,9 @@ MODULES = {"agent": "racimo.agent", "control": "racimo.control"}
 STABLE_AFTER_S = 5.0
 """A service that lived this long is started again at once when it dies; an earlier death doubles the delay."""
 
+LOOK_AT_HOME_S = 10.0
+"""How long a cluster may outlive its home folder."""
+
 END_CONTROL_S = 60.0
 END_AGENT_S = 15.0
 """How long a service may take to end by itself at shutdown, before SIGKILL."""
@@ -53,8 +56,9 @@ class Service:
 
 
 class Supervisor:
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, lock: int) -> None:
         self.root = root
+        self.lock = lock
         self.services = {role: Service(role) for role in ROLES}
         self.ever_stable = False
         self.exit_codes: dict[int, int] = {}
@@ -84,6 +88,8 @@ class Supervisor:
         signal.signal(signal.SIGINT, lambda number, frame: self.ask_for_end())
         refused = False
         while not self.ending and not refused:
+            if not guardian.holds_lock(self.lock, self.root):
+                return self.end_without_home()
             self.start_due()
             self.wait(self.next_due_s())
             refused = self.look()
@@ -151,13 +157,13 @@ class Supervisor:
                 arguments += [f"--{option}", str(config[option])]
         return arguments
 
-    def next_due_s(self) -> float | None:
+    def next_due_s(self) -> float:
         due_s = [service.due_s for service in self.services.values() if service.due_s is not None]
-        return min(due_s) if due_s else None
+        return min([time.monotonic() + LOOK_AT_HOME_S, *due_s])
 
-    def wait(self, until_s: float | None) -> None:
+    def wait(self, until_s: float) -> None:
         """Until a service ended, a signal came or `until_s`; reaps children, adopted orphans among them."""
-        timeout_ms = None if until_s is None else max(0.0, until_s - time.monotonic()) * 1000 + 1
+        timeout_ms = max(0.0, until_s - time.monotonic()) * 1000 + 1
         for fd, _ in self.poll.poll(timeout_ms):
             if fd == self.wake_read:
                 try:
@@ -215,7 +221,10 @@ class Supervisor:
 
     def ask_for_end(self) -> None:
         """SIGTERM: as if the API had been asked to shut down."""
-        os.close(os.open(self.mark, os.O_WRONLY | os.O_CREAT, 0o600))
+        try:
+            os.close(os.open(self.mark, os.O_WRONLY | os.O_CREAT, 0o600))
+        except FileNotFoundError:
+            pass  # the home is gone, which ends the cluster as well
 
     def end(self) -> None:
         """Ends both services, then whatever they left, then the records."""
@@ -232,6 +241,17 @@ class Supervisor:
         for name in os.listdir(folder):  # all of them have ended; the supervisor's own goes with the rest
             unlink(os.path.join(folder, name))
         say("ended")
+
+    def end_without_home(self) -> int:
+        """The home was deleted, moved, or replaced by another: nothing can be saved there, so what this supervisor
+        knows is killed, and nothing in the folder (perhaps another cluster's by now) is touched."""
+        from racimo.act import leftovers  # only needed once, at the end
+
+        say(f"{self.root} is no longer this cluster's folder: ending without it")
+        pidfds = {service.pid: service.pidfd for service in self.services.values() if service.pidfd is not None}
+        ended = leftovers.end_trees([pid for pid, pidfd in pidfds.items() if not is_over(pidfd)])
+        say(f"killed {ended} processes")
+        return 0
 
     def await_end(self, service: Service, most_s: float) -> bool:
         """Waits for a service to end; kills the control process or an agent that takes longer. True if it has ended."""
@@ -355,12 +375,13 @@ def main() -> int:
     for folder in (root, os.path.join(root, guardian.PROCESSES_DIR), os.path.join(root, guardian.LOGS_DIR)):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chdir(root)
-    if hold_lock(root) is None:
+    lock = hold_lock(root)
+    if lock is None:
         return guardian.SUPERVISOR_HELD
     bound_own_log(root)
     guardian.write_record(root, "supervisor")
     become_subreaper()
-    return Supervisor(root).run()
+    return Supervisor(root, lock).run()
 
 
 if __name__ == "__main__":

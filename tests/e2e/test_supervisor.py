@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from live_cluster import LiveCluster, wait_until
 
 from racimo.act import guardian
-from racimo.control.supervisor import EXIT_REFUSED
+from racimo.control.supervisor import EXIT_REFUSED, LOOK_AT_HOME_S
 from racimo.version import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.e2e
@@ -84,6 +85,21 @@ def test_the_end_leaves_nothing_even_when_the_agent_is_down(fresh_cluster: LiveC
     cluster.home.config_file.unlink()
     cluster.up()  # and the lock is free
     assert cluster.cli("run", "--files", "", "--", "echo", "again").stdout == "again\n"
+
+
+def test_a_home_that_was_deleted_ends_its_cluster_and_not_the_next_one_there(fresh_cluster: LiveCluster) -> None:
+    cluster = fresh_cluster
+    cluster.up()
+    cluster.cli("run", "--files", "", "--detach", "--", "sh", "-c", "setsid sleep 600 & sleep 600")
+    wait_until(lambda: sum("sleep 600" in name for name in cluster.pids().values()) >= 2, "the worker runs")
+    old = set(cluster.pids())
+    cluster.home.root.rename(cluster.home.root.with_name("gone"))
+    shutil.rmtree(cluster.home.root.with_name("gone"))
+    cluster.up()
+    assert cluster.cli("run", "--files", "", "--", "echo", "the next").stdout == "the next\n"
+    wait_until(lambda: not old & set(cluster.pids()), "every process of the old cluster gone", LOOK_AT_HOME_S + 5)
+    services = {role: live(cluster, role) for role in ("supervisor", "control", "agent")}
+    assert None not in services.values() and not old & set(services.values())
 
 
 def test_a_home_that_cannot_be_used_ends_the_supervisor_with_the_reason(fresh_cluster: LiveCluster) -> None:
