@@ -25,18 +25,18 @@ def trained() -> Trained:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
-    return Trained(model, optimizer, {"schedule": schedule})
+    return Trained(model, (optimizer,), {"schedule": schedule})
 
 
 def train(subject: Trained, num_steps: int) -> None:
     for _ in range(num_steps):
         subject.model(torch.randn(3, 4)).square().sum().backward()
-        subject.optimizer.step()
+        subject.optimizers[0].step()
         subject.extra["schedule"].step()  # type: ignore[attr-defined]
 
 
 def digest(subject: Trained) -> str:
-    return hash_state(subject.model, subject.optimizer, subject.extra)
+    return hash_state(subject.model, subject.optimizers, subject.extra)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_state_goes_through_shared_memory_bit_for_bit() -> None:
 def test_tied_weights_are_moved_once_and_stay_tied() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].weight = model[0].weight
-    offer, fd = pack(Trained(model, torch.optim.SGD(model.parameters(), lr=0.1), {}).capture(), 0)
+    offer, fd = pack(Trained(model, (torch.optim.SGD(model.parameters(), lr=0.1),), {}).capture(), 0)
     tree = unpack(offer, fd)
     assert torch.equal(tree["model"]["0.weight"], tree["model"]["1.weight"])
 

@@ -15,6 +15,7 @@ from racimo.worker.train.batches import Batch, Batches, Feeder, Key
 from racimo.worker.train.buffers import Store
 from racimo.worker.train.checkpoint import Manifest, resume
 from racimo.worker.train.exchange import exchange
+from racimo.worker.train.guards import Buffers, Trainable, Updates
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Done, Holding, Identity, Outcome, StateOffer
@@ -70,7 +71,10 @@ class Crew:
         named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
         self.identity = _identity(named, plan)
-        self.numerics = numerics_class(self._parameters[0].device, trained.optimizer)
+        self.numerics = numerics_class(self._parameters[0].device, trained.optimizers)
+        self._buffers = Buffers(trained.model) if plan.exact else None
+        self._trainable = Trainable(trained.model)
+        self._updates = Updates(trained.model, trained.optimizers)
         self._check_every = plan.check_every
         self._store = Store(self._parameters, max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED) + 1)
         self._ledger = Ledger(self._store, [name for name, _ in named], plan.exact)
@@ -91,6 +95,7 @@ class Crew:
 
     def enter(self) -> None:
         self._outside = seeds.capture()
+        self._updates.open()
         address = str(self._listener.path) if self._listener is not None else ""
         self.link.ready(Ready(address=address, micro_shards=self.identity.micro_shards, numerics=self.numerics))
         self._telemetry.phase("wait")
@@ -123,6 +128,7 @@ class Crew:
             if not self.fresh:  # who never trained along only ends, and nobody counts on it
                 self._switchboard.say_left(self.step)
             _left_open.append(self)
+        self._updates.close()
         self._saver.wait()
         self._feeder.close()
         self._ledger.close()
@@ -184,6 +190,7 @@ class Crew:
     def micro_shards(self) -> Iterator[Batch]:
         """Yields what falls to this worker until the step is whole; then the gradient is in place."""
         self._tree = Tree(self.identity.micro_shards, self.batches.present(self.step, self.identity.micro_shards))
+        self._trainable.refuse_change()
         self._ledger.begin(self._tree)
         self._tokens = None
         todo = self._first_share()
@@ -197,6 +204,8 @@ class Crew:
                 todo = missing_leaves(self._tree, self._switchboard.mesh, self._ledger, agreed)
             while todo and not self._switchboard.outdated:
                 yield self._load(todo.pop(0))
+                if self._buffers is not None:
+                    self._buffers.refuse_change()
             if self._switchboard.outdated:
                 todo = None
                 continue
@@ -226,6 +235,8 @@ class Crew:
         indices = self.batches.shard_indices(self.step, leaf, self.identity.micro_shards)
         data = self._feeder.get(Key(self.step, leaf, indices))
         seeds.seed_all(seeds.derive("model", self.batches.seed, self.step, leaf))
+        if self._buffers is not None:
+            self._buffers.remember()
         faults.point("computing", self.step)
         return Batch(leaf, indices, data)
 
@@ -256,7 +267,7 @@ class Crew:
 
     def apply(self, outcome: Outcome) -> None:
         faults.point("applying", self.step)
-        self.trained.optimizer.step()
+        self._updates.apply()
         self._store.drop_gradients()
         self._ledger.keep(())
         self.step += 1

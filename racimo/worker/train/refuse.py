@@ -1,6 +1,6 @@
 """What `run.steps` cannot keep its promise for is refused before the first step, with the reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from racimo.spec.errors import RacimoError
 
 
-def refuse_what_cannot_be_kept(model: torch.nn.Module, optimizer: Any, state: Mapping[str, Any], exact: bool) -> None:
+def refuse_what_cannot_be_kept(
+    model: torch.nn.Module, optimizers: Sequence[Any], state: Mapping[str, Any], exact: bool
+) -> None:
     """Raises a `RacimoError` with code `own-collectives`, `not-exact`, `state-not-stateful` or `steps-misused`."""
     _refuse_own_collectives(model)
     _refuse_batch_norm(model, exact)
@@ -20,7 +22,10 @@ def refuse_what_cannot_be_kept(model: torch.nn.Module, optimizer: Any, state: Ma
                 f"state={{{name!r}: {type(stateful).__name__}}} has no state_dict and load_state_dict",
                 "pass objects that have both, or wrap the value in a class that does",
             )
-    _refuse_strange_optimizer(model, optimizer)
+    if not optimizers:
+        raise RacimoError("steps-misused", "run.steps was given no optimizer", "pass one, or a tuple of some")
+    for optimizer in optimizers:
+        _refuse_strange_optimizer(model, optimizer)
 
 
 def _refuse_own_collectives(model: torch.nn.Module) -> None:
@@ -62,6 +67,12 @@ def _refuse_strange_optimizer(model: torch.nn.Module, optimizer: Any) -> None:
             "steps-misused",
             f"run.steps takes a torch.optim.Optimizer as its second argument, not a {type(optimizer).__name__}",
             "pass the model, then the optimizer, then the batches",
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RacimoError(
+            "steps-misused",
+            "LBFGS computes the loss itself, several times per step, which step.apply() cannot share out",
+            "use an optimizer whose step() needs no closure, such as AdamW",
         )
     owned = {id(parameter) for parameter in model.parameters()}
     strangers = sum(id(p) not in owned for group in optimizer.param_groups for p in group["params"])

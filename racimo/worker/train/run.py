@@ -3,7 +3,7 @@
 import atexit
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -82,7 +82,7 @@ class Run:
     def steps(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         batches: Batches,
         until: int,
         *,
@@ -94,10 +94,13 @@ class Run:
     ) -> Iterator[Step]:
         """The loop that trains: yields `Step`s until the run has committed `until` of them.
 
-        `state` holds whatever else has `state_dict` and `load_state_dict`. `coherence="exact"` gives the same bits on
-        any number of workers; with `"fast"` every sample still counts once. `check_every`: steps between comparisons
-        of the weights across workers, 0 for never. `checkpoint` replaces what the run was submitted with (outside a
-        cluster there is none otherwise). `resume_from` names a checkpoint, or a folder of some, of another run.
+        `optimizer` may be a tuple of several; `step.apply()` steps each, and nothing else may. Which parameters are
+        trainable is settled before. `state` holds whatever else has `state_dict` and `load_state_dict`.
+        `coherence="exact"` gives the same bits on any number of workers; with `"fast"` every sample still counts once.
+        `check_every`: steps between comparisons of the weights and buffers across workers, besides those before each
+        checkpoint, after a change of workers and at the end; 0 for never. `checkpoint` replaces what the run was
+        submitted with (outside a cluster there is none otherwise); a relative `to` lies in the output folder.
+        `resume_from` names a checkpoint, or a folder of some, of another run.
 
         Raises `RacimoError` at the first step: see the codes under "Training" in docs/errors.md.
         """
@@ -109,9 +112,10 @@ class Run:
             raise misused("run.steps was begun inside another loop over run.steps")
         if self._loops and self._context:
             raise misused("a worker goes through run.steps once; a second loop is another run")
-        refuse_what_cannot_be_kept(model, optimizer, state or {}, coherence == "exact")
+        optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        refuse_what_cannot_be_kept(model, optimizers, state or {}, coherence == "exact")
         micro_shards = self._micro_shards(batches)
-        trained = Trained(model, optimizer, dict(state or {}))
+        trained = Trained(model, optimizers, dict(state or {}))
         plan = Plan(
             batches=batches,
             until=until,
@@ -156,7 +160,7 @@ class Run:
     def state_hash(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         state: Mapping[str, Stateful] | None = None,
     ) -> str:
         """SHA-256 over weights, optimizer and other state; see `racimo.hash_state`."""

@@ -12,6 +12,7 @@ import msgspec
 import numpy
 import torch
 
+from racimo.spec.errors import RacimoError
 from racimo.worker.train.messages import StateOffer
 
 StateTree = dict[str, Any]
@@ -32,23 +33,34 @@ class Trained(msgspec.Struct, frozen=True):
     """The objects that hold the state of a run."""
 
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     extra: Mapping[str, Stateful]
 
     def capture(self) -> StateTree:
         """References into the live state, not copies."""
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": _optimizer_state(self.optimizers),
             "state": {name: stateful.state_dict() for name, stateful in self.extra.items()},
         }
 
     def load(self, tree: StateTree) -> None:
         """Puts a captured state into the objects, which may keep its tensors: the tree is used up."""
+        states = tree["optimizer"] if isinstance(tree["optimizer"], list) else [tree["optimizer"]]
+        if len(states) != len(self.optimizers):
+            message = f"the checkpoint has the state of {len(states)} optimizers, and there are {len(self.optimizers)}"
+            raise RacimoError("checkpoint-mismatch", message, "train with the same optimizers as the checkpoint")
         self.model.load_state_dict(tree["model"])
-        self.optimizer.load_state_dict(tree["optimizer"])
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
         for name, stateful in self.extra.items():
             stateful.load_state_dict(tree["state"][name])
+
+
+def _optimizer_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Of one as torch gives it, of several a list."""
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    return states[0] if len(states) == 1 else states
 
 
 def copy_to_host(value: Any) -> Any:
@@ -182,13 +194,15 @@ def _aligned(size_bytes: int) -> int:
 
 def hash_state(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     state: Mapping[str, Stateful] | None = None,
 ) -> str:
-    """SHA-256 (hex) of the weights, the optimizer's state and whatever else is given: equal if every bit is."""
+    """SHA-256 (hex) of the weights, the optimizer's (or several optimizers') state and whatever else is given: equal if
+    every bit is."""
+    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
     digest = hashlib.sha256()
     _feed(digest, model.state_dict())
-    _feed(digest, optimizer.state_dict() if optimizer is not None else None)
+    _feed(digest, _optimizer_state(optimizers) if optimizers else None)
     _feed(digest, {name: stateful.state_dict() for name, stateful in (state or {}).items()})
     return digest.hexdigest()
 

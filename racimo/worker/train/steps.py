@@ -67,7 +67,7 @@ class Step:
         self._crew.backward(batch, loss, None if weight is None else float(weight))
 
     def apply(self) -> None:
-        """`optimizer.step()`, then the commit. Once per step, after the loop over it has ended."""
+        """`step()` of each optimizer, then the commit. Once per step, after the loop over it has ended."""
         if self._outcome is None:
             raise misused(f"step.apply() came before the loop over step {self.number} had ended")
         if self.applied:
