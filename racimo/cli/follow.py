@@ -30,6 +30,8 @@ from racimo.state.nouns import ENDED, Failure, Reason
 FIRST_LOOK_S = 0.5
 """A run that has not started by then gets its reason shown."""
 LOOK_AGAIN_S = 2.0
+SLOW_START_S = 5.0
+"""A run that has its devices and no process on them for so long is said to wait, even to who wants no talk."""
 PROGRESS_LINE_S = 15.0
 """Between progress lines where there is no terminal."""
 JOIN_S = 1.0
@@ -82,9 +84,9 @@ class Screen:
         shown = {line.text for line in self._newest if not failure.worker or line.worker == failure.worker}
         return bool(failure.traceback) and shown.issuperset(failure.traceback.rstrip("\n").split("\n"))
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, *, even_if_quiet: bool = False) -> None:
         with self._lock:
-            if not self._quiet and not self._closed:
+            if (even_if_quiet or not self._quiet) and not self._closed:
                 self._erase()
                 talk(text)
                 self._draw()
@@ -215,12 +217,31 @@ def _watch_queue(client: Client, view: RunView, screen: Screen, over: threading.
     while not over.wait(pause_s):
         now = client.run(view.id)
         if now.status != "queued":
+            _watch_start(client, now, screen, over)
             return
         text = now.reason.text if now.reason is not None else "not planned yet"
         if text != said:
             said = text
             screen.tell(f"{view.id} waits: {text}")
         pause_s = LOOK_AGAIN_S
+
+
+def _watch_start(client: Client, view: RunView, screen: Screen, over: threading.Event) -> None:
+    """Says once what a run waits for that has devices but, after `SLOW_START_S`, no process."""
+    began_s = time.monotonic()
+    now = view
+    while now.status == "running" and all(worker.pid is None and worker.exit is None for worker in now.workers):
+        passed_s = time.monotonic() - began_s
+        if passed_s >= SLOW_START_S:
+            causes = "; ".join(client.cluster().warnings)
+            if not causes:
+                causes = f"installing {now.spec.env}" if now.spec.env else "racimo check looks for the cause"
+            text = f"{view.id} waits for its workers, which have not started for {passed_s:.0f} s: {causes}"
+            screen.tell(text, even_if_quiet=True)
+            return
+        if over.wait(min(LOOK_AGAIN_S, SLOW_START_S - passed_s)):
+            return
+        now = client.run(view.id)
 
 
 def _watch_progress(client: Client, view: RunView, screen: Screen, over: threading.Event) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from client_stage import Stage, Turns, run_view, stream
@@ -12,7 +13,8 @@ from client_stage import Stage, Turns, run_view, stream
 from racimo.cli import follow as follow_module
 from racimo.cli.follow import Screen, finish, follow
 from racimo.client.api import Client
-from racimo.control.views import LogLine, OutputView, RunProgress, RunView, WorkerView
+from racimo.control.views import ClusterView, LogLine, OutputView, RunProgress, RunView, WorkerView
+from racimo.spec.run import RunSpec
 from racimo.state.nouns import Exit, Failure, Reason
 
 LOGS, RUN, OUTPUTS = "GET /v1/runs/echo-1/logs", "GET /v1/runs/echo-1", "GET /v1/runs/echo-1/outputs"
@@ -241,3 +243,61 @@ def test_the_live_line_is_shown_once_steps_are_made() -> None:
 
     assert at("running", 0, 100) and at("running", 3)
     assert not at("running", 0) and not at("succeeded", 3)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(
+    ("warnings", "env", "said"),
+    [
+        (["the node's agent does not answer"], "", "the node's agent does not answer"),
+        ([], "lock.txt", "installing lock.txt"),
+        ([], "", "racimo check looks for the cause"),
+    ],
+)
+def test_a_run_whose_workers_do_not_start_says_once_what_it_waits_for_even_if_quiet(
+    tmp_path: Path,
+    same_stage: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    quiet: bool,
+    warnings: list[str],
+    env: str,
+    said: str,
+) -> None:
+    import threading
+
+    for name in ("FIRST_LOOK_S", "LOOK_AGAIN_S", "SLOW_START_S"):
+        monkeypatch.setattr(follow_module, name, 0.0)
+    told = threading.Event()
+
+    def talk(text: str) -> None:
+        print(f"racimo: {text}", file=sys.stderr)
+        if "waits for its workers" in text:
+            told.set()
+
+    monkeypatch.setattr(follow_module, "talk", talk)
+
+    def cluster(request: httpx.Request) -> httpx.Response:
+        view = ClusterView(
+            id="c", version="1", protocol=1, home="/h", address="a", started_wall_s=0.0, num_devices=1, num_free=0,
+            price_per_device_hour=0.0, num_queued=0, num_running=1, num_ended=0, warnings=tuple(warnings),
+        )  # fmt: skip
+        return httpx.Response(200, content=msgspec.json.encode(view))
+
+    def logs(request: httpx.Request) -> httpx.Response:
+        assert told.wait(5)
+        return stream(line("late"))(request)
+
+    worker = WorkerView(id="echo-1/1/0", index=0, node="n", devices=(0,), status="starting")
+    unstarted = run_view(workers=(worker,), spec=RunSpec(command=("echo",), env=env))
+
+    def run(request: httpx.Request) -> httpx.Response:
+        in_watch = threading.current_thread() is not threading.main_thread()
+        return httpx.Response(200, content=msgspec.json.encode(unstarted if in_watch else ENDED))
+
+    stage = Stage(tmp_path, {LOGS: logs, RUN: run, OUTPUTS: [], "GET /v1/cluster": cluster})
+    assert follow(stage.client, unstarted, quiet=quiet) == 0
+    out, err = capsys.readouterr()
+    assert out == "late\n"
+    talk = [text for text in err.splitlines() if "submitted" not in text]
+    assert talk == [f"racimo: echo-1 waits for its workers, which have not started for 0 s: {said}"]
