@@ -84,7 +84,7 @@ def test_a_worker_that_dies_while_control_is_down_is_replaced_within_four_second
 
 def test_everything_killed_at_once_comes_back_with_up(fresh_cluster: LiveCluster) -> None:
     fresh_cluster.up()
-    done = fresh_cluster.cli("run", "--detach", "--name", "kept", "--", "sh", "-c", "sleep 1; exit 0")
+    done = fresh_cluster.cli("run", "--detach", "--name", "kept", "--", "sh", "-c", "sleep 30; exit 0")
     run = done.stdout.split()[0]
     for pid in fresh_cluster.pids():
         fresh_cluster.kill(pid)
