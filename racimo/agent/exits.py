@@ -11,6 +11,8 @@ from racimo.state.nouns import Exit, Failure
 
 EXIT_FILE = "exit.json"
 PID_FILE = "pid.json"
+IN_STEPS_FILE = "in-steps"
+"""There while a training worker is inside its loop over `run.steps`: who ends then, ended too early."""
 BALLAST_FILE = "ballast"
 """Some MB below the node's folder, given up when the disk is full so that exits can still be recorded."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from racimo.agent.exits import IN_STEPS_FILE
 from racimo.spec.quantity import format_size
 from racimo.state.nouns import Exit, Failure
 
@@ -17,6 +18,17 @@ def free_disk_bytes(path: Path | str) -> int:
     """Bytes that may still be written below `path`."""
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
+
+
+def refuse_early_end(exit: Exit, directory: Path, worker: str, rank: int) -> Exit:
+    """`exit` as a failure if the worker ended with code 0 inside its loop over `run.steps` without a word (`os._exit`):
+    nothing of what Python does at an end has run then, and its run is not finished."""
+    if exit.outcome != "finished" or not (directory / IN_STEPS_FILE).exists():
+        return exit
+    message = f"rank {rank} ({worker}) ended with exit code 0 inside its loop over run.steps, before the last step"
+    hint = "look for os._exit in the script and in what it calls; a loop is left by break, return or an exception"
+    failure = Failure(code="worker-left-early", message=message, hint=hint, rank=rank, worker=worker)
+    return msgspec.structs.replace(exit, outcome="failed", failure=failure)
 
 
 def name_failure(exit: Exit, directory: Path, host: str, num_oom_kills: int) -> Exit:

@@ -36,7 +36,7 @@ from racimo.agent.launch import (
 )
 from racimo.agent.preload import PRELOADS
 from racimo.agent.private_folder import make_private_folder
-from racimo.agent.verdict import name_failure
+from racimo.agent.verdict import name_failure, refuse_early_end
 from racimo.spec.home import Home
 from racimo.version import __version__
 
@@ -217,6 +217,8 @@ class Zygote:
         exit = read_exit(directory)
         if exit is None:
             exit = exit_from_status(status, time.monotonic() - child.started_s)
+            if child.launch.kind == "train":
+                exit = refuse_early_end(exit, directory, child.launch.worker, child.launch.rank)
             exit = name_failure(exit, directory, child.launch.host, processes.oom_kills() - child.kills_before)
             try:
                 write_exit(directory, exit, Path(child.launch.ballast))

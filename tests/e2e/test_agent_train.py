@@ -129,6 +129,22 @@ def test_an_exit_code_is_honoured_and_open_files_are_flushed(agent: RealAgent) -
     assert (agent.home.output_dir("exits") / "late").read_text() == "kept"
 
 
+def test_an_abrupt_end_with_code_zero_is_a_failure_only_inside_run_steps(agent: RealAgent) -> None:
+    agent.train("abrupt/1/0", "import os\nos._exit(0)")
+    inside = (
+        "import os\nfrom racimo.worker.context import load_context\n"
+        "from racimo.worker.train.telemetry import Telemetry\nme = load_context()\n"
+        "telemetry = Telemetry(me.worker, None, me.directory, 5)\nif not me.index: telemetry.close()\nos._exit(0)"
+    )
+    agent.train("inside/1/0", inside)
+    agent.train("inside/1/1", inside, rank=1)
+    assert (
+        agent.exit("abrupt/1/0", timeout_s=60).outcome == agent.exit("inside/1/0", timeout_s=60).outcome == "finished"
+    )
+    failure = failure_of(agent, "inside/1/1")
+    assert (failure.code, failure.rank) == ("worker-left-early", 1)
+
+
 def test_leaving_on_request_is_no_failure(agent: RealAgent) -> None:
     agent.train("leaves/1/0", "from racimo.worker.context import WorkerLeaving\nraise WorkerLeaving('released')")
     exit = agent.exit("leaves/1/0", timeout_s=60)

@@ -11,7 +11,7 @@ from racimo.agent import verdict
 from racimo.agent.exits import exit_from_status, link_once, read_exit, write_exit
 from racimo.agent.launching import choose_port
 from racimo.agent.processes import ProcessRecord, is_alive, record_of
-from racimo.agent.verdict import name_failure
+from racimo.agent.verdict import name_failure, refuse_early_end
 from racimo.state.nouns import Exit, Failure
 
 
@@ -66,6 +66,18 @@ def test_a_failure_on_a_full_disk_is_named_with_what_was_free(tmp_path: Path, mo
 def test_a_failure_that_has_a_name_keeps_it(tmp_path: Path) -> None:
     named = Exit(outcome="failed", code=1, failure=Failure(code="worker-raised", message="m"))
     assert name_failure(named, tmp_path, "host", 5) is named
+
+
+def test_an_end_with_code_zero_inside_the_loop_is_a_failure(tmp_path: Path) -> None:
+    done = Exit(outcome="finished", code=0)
+    assert refuse_early_end(done, tmp_path, "r/1/2", 1) is done
+    (tmp_path / "in-steps").touch()
+    early = refuse_early_end(done, tmp_path, "r/1/2", 1)
+    assert (early.outcome, early.code) == ("failed", 0)
+    assert early.failure is not None and early.failure.code == "worker-left-early"
+    assert (early.failure.rank, early.failure.worker) == (1, "r/1/2")
+    killed = Exit(outcome="killed", signal=9)
+    assert refuse_early_end(killed, tmp_path, "r/1/2", 1) is killed
 
 
 def test_a_reused_pid_is_not_the_same_process() -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
+from racimo.agent.exits import IN_STEPS_FILE
 from racimo.agent.protocol import Progress
 from racimo.worker.link import Link
 from racimo.worker.train.alone import ProgressLine
@@ -25,6 +26,9 @@ class Telemetry:
         self._index = worker.rsplit("/", 1)[1]
         self._until = until
         self._directory = directory
+        self._inside = Path(directory) / IN_STEPS_FILE if directory else None
+        if self._inside is not None:
+            self._inside.touch()
         self._file: TextIO | None = None
         if directory:
             self._file = (Path(directory) / "steps.jsonl").open("a", encoding="utf-8")
@@ -99,6 +103,8 @@ class Telemetry:
         return max((_step_of(line) for file in files for line in file.read_bytes().splitlines()), default=0)
 
     def close(self) -> None:
+        if self._inside is not None:
+            self._inside.unlink(missing_ok=True)
         if self._file is not None:
             self._file.close()
 
