@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # what type checkers know as typing's; typing and asyncio
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from typing import NoReturn
 
 SUPERVISED_VARIABLE = "RACIMO_SUPERVISED"
 """Set by the supervisor for what it starts: only those processes watch it in turn."""
@@ -68,15 +69,22 @@ def start_ticks(pid: int) -> int | None:
 
 
 def holds_lock(fd: int, root: str | os.PathLike[str]) -> bool:
-    """Whether the lock file of this home is still the one that `fd` holds; it is another, or none, if the folder was
-    deleted or replaced."""
+    """Whether the lock file of this home is still the one that `fd` is open on; it is another, or none, if the folder
+    was deleted or replaced."""
+    own = os.fstat(fd)
+    return lock_identity(root, (own.st_dev, own.st_ino)) == (own.st_dev, own.st_ino)
+
+
+def lock_identity(root: str | os.PathLike[str], if_unseen: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Device and inode of a home's lock file, the same for the home's life; None if there is none. `if_unseen`: for
+    when that is not to be found out just now, such as on a disk that fails."""
     try:
-        own, there = os.fstat(fd), os.stat(os.path.join(root, LOCK_FILE))
+        found = os.stat(os.path.join(root, LOCK_FILE))
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # not to be seen just now, such as on a disk that fails
-        return True
-    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+        return None
+    except OSError:
+        return if_unseen
+    return found.st_dev, found.st_ino
 
 
 def record_path(root: str | os.PathLike[str], role: str) -> str:
@@ -181,6 +189,7 @@ class SupervisorWatch:
         self._delay_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._lock = lock_identity(root, None)
 
     def close(self) -> None:
         self._closed = True
@@ -191,6 +200,8 @@ class SupervisorWatch:
     def attach(self) -> None:
         if self._closed:
             return
+        if self._lock is not None and lock_identity(self._root, self._lock) != self._lock:
+            self._end_without_home()
         record = read_live(self._root, "supervisor")
         if record is None:
             pid = start_supervisor(self._root)
@@ -205,6 +216,14 @@ class SupervisorWatch:
             self._ended()
         else:
             self._loop.add_reader(self._pidfd, self._ended)
+
+    def _end_without_home(self) -> NoReturn:
+        """The supervisor died, and the home with it: a new one would begin an empty cluster where this one was."""
+        from racimo.act import leftovers
+
+        self._say(f"{self._root} is no longer this cluster's folder: ending without it")
+        leftovers.end_trees([])
+        os._exit(1)
 
     def _ended(self) -> None:
         self._forget()

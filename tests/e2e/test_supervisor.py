@@ -102,6 +102,16 @@ def test_a_home_that_was_deleted_ends_its_cluster_and_not_the_next_one_there(fre
     assert None not in services.values() and not old & set(services.values())
 
 
+def test_a_home_that_went_with_its_supervisor_is_not_made_anew_by_the_services(fresh_cluster: LiveCluster) -> None:
+    cluster = fresh_cluster
+    cluster.up()
+    supervisor = live(cluster, "supervisor") or 0
+    cluster.home.root.rename(cluster.home.root.with_name("gone"))
+    cluster.kill(supervisor)
+    wait_until(lambda: not cluster.pids(), "every process gone", 10)
+    assert not cluster.home.root.exists()
+
+
 def test_a_home_that_cannot_be_used_ends_the_supervisor_with_the_reason(fresh_cluster: LiveCluster) -> None:
     home = fresh_cluster.home
     home.journal_file.parent.mkdir(mode=0o700, parents=True)
