@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from programs import data, everything
 from tiny_cluster import TinyCluster, committed_lines, every_micro_shard_counted_once
 
 import racimo
+from racimo.spec.run import CheckpointSpec
 
 Make = Callable[..., TinyCluster]
 
@@ -120,6 +122,96 @@ def test_a_model_changed_on_one_worker_is_found_out(cluster: Make) -> None:
     workers.run(3)
     assert set(workers.outcomes) == {"workers-diverged"}, workers.story()
     assert "after step 10 the parameters of rank 2 (run/1/2) differ" in workers.children[0].error
+
+
+def tampering(at_step: int) -> Callable[[dict[str, Any]], None]:
+    """The model is changed on worker 2 after this step."""
+
+    def tampered(config: dict[str, Any]) -> None:
+        def tamper(reached: Any) -> None:
+            if reached[0].number == at_step and config["index"] == 2:
+                with torch.no_grad():
+                    reached[1].weight[0, 0] += 1e-3
+
+        train_until(config, tamper)
+
+    return tampered
+
+
+@pytest.mark.parametrize(("at_step", "found_at"), [(7, 10), (12, 20), (20, 20)])
+def test_a_model_that_differs_gets_into_no_checkpoint(cluster: Make, home: Path, at_step: int, found_at: int) -> None:
+    """Also in a run shorter than `check_every`, and by the last of all steps."""
+    spec = CheckpointSpec(every="10 steps", keep=9)
+    workers = cluster({"check_every": 50}, program=tampering(at_step), checkpoint=spec)
+    workers.run(3)
+    assert set(workers.outcomes) == {"workers-diverged"}, workers.story()
+    assert f"after step {found_at} the parameters of rank 2 (run/1/2) differ" in workers.children[0].error
+    kept = [path.name for path in (home / "outputs/checkpoints").glob("*")]
+    assert kept == (["step-10"] if found_at > 10 else [])
+
+
+def test_never_comparing_can_be_asked_for(cluster: Make) -> None:
+    workers = cluster({"check_every": 0}, program=tampering(7))
+    workers.run(3)
+    assert workers.outcomes == ["finished"] * 3, workers.story()
+
+
+def test_a_schedule_forgotten_in_the_state_shows_when_a_worker_joins(cluster: Make) -> None:
+    def forgetful(config: dict[str, Any]) -> None:
+        run = racimo.current_run()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        for step in run.steps(model, optimizer, racimo.Batches(data(), 32, micro_shards=8), until=20):
+            for x, y in step:
+                time.sleep(0.01)
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+            step.apply()
+            schedule.step()
+
+    workers = cluster(program=forgetful)
+    workers.start(1)
+    workers.pump(lambda: workers.committed >= 4)
+    workers.start(1)
+    workers.finish()
+    assert workers.outcomes == ["workers-diverged"] * 2, workers.story()
+    assert "missing in run.steps(..., state={...})" in workers.children[0].error
+
+
+def test_a_buffer_that_differs_is_found_out(cluster: Make) -> None:
+    def tampered(config: dict[str, Any]) -> None:
+        run = racimo.current_run()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 3)
+        model.register_buffer("scale", torch.ones(()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in run.steps(model, optimizer, racimo.Batches(data(), 32, micro_shards=8), until=6):
+            for x, y in step:
+                step.backward(torch.nn.functional.cross_entropy(model(x) * model.scale, y))
+            step.apply()
+            if step.number == 6 and run.rank == 1:
+                model.scale += 1.0
+
+    workers = cluster(program=tampered)
+    workers.run(2)
+    assert workers.outcomes == ["workers-diverged"] * 2, workers.story()
+
+
+def test_who_ends_inside_the_loop_without_a_word_leaves_a_trace(cluster: Make, home: Path) -> None:
+    """`os._exit(0)` in a worker was taken for a worker that has finished."""
+
+    def abrupt(config: dict[str, Any]) -> None:
+        def leave(reached: Any) -> None:
+            if reached[0].number == 3 and config["index"] == 1:
+                (home / "workers/1/1/outcome").write_text("none")
+                os._exit(0)
+
+        train_until(config, leave)
+
+    workers = cluster(program=abrupt)
+    workers.run(2)
+    assert [(home / "workers/1" / index / "in-steps").exists() for index in "01"] == [False, True]
 
 
 def test_a_worker_of_another_numerics_class_is_refused_with_both(cluster: Make) -> None:

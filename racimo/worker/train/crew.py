@@ -14,15 +14,16 @@ from racimo.worker.train import faults, seeds
 from racimo.worker.train.batches import Batch, Batches, Feeder, Key
 from racimo.worker.train.buffers import Store
 from racimo.worker.train.checkpoint import Manifest, resume
+from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.guards import Buffers, Trainable, Updates
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
-from racimo.worker.train.messages import Contribution, Done, Holding, Identity, Outcome, StateOffer
+from racimo.worker.train.messages import Compared, Contribution, Done, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
 from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
 from racimo.worker.train.settle import difference, missing_leaves, settle
-from racimo.worker.train.state import StateTree, Trained, checksum, pack, unpack
+from racimo.worker.train.state import StateTree, Trained, pack, unpack
 from racimo.worker.train.telemetry import Telemetry, say
 from racimo.worker.train.tree import Tree, share, warn_of_default
 from racimo.worker.train.wire import Listener
@@ -90,6 +91,7 @@ class Crew:
         self._tokens: float | None = None
         self._last_seat = (-1, 0)
         self._outside: seeds.State | None = None
+        self._compared_in = 0
 
     # The loop over steps
 
@@ -111,9 +113,11 @@ class Crew:
         if self.step >= self.until:
             self._part()
             return False
-        if self._rank == 0 and self._saver.due(self.step):
+        if self._rank == 0 and self._saved_here:
             self._telemetry.phase("checkpoint")
             self._saver.save(self.step, self.identity, self.trained)
+            if self.seat[1] == 1 or not self._check_every:
+                self._saver.start()
         seeds.seed_all(seeds.derive("step", self.batches.seed, self.step))
         self._telemetry.phase("compute")  # whatever the user does from here on, it waits for nobody
         return True
@@ -160,6 +164,10 @@ class Crew:
                     self._settle()
                 mesh = self._switchboard.mesh
                 assert mesh is not None
+                if self._check_every and mesh.size > 1:
+                    compare_before_parting(
+                        self._switchboard, mesh, Compared(step=self.step, checksum=self._checksum()), self._wait_for
+                    )
                 if mesh.rank == 0:
                     self._telemetry.phase("checkpoint")
                     self._saver.save_last(self.step, self.identity, self.trained)
@@ -198,6 +206,7 @@ class Crew:
             if todo is None:
                 agreed = self._settle()
                 if agreed is None:
+                    self._saver.start()  # who gave me the gradient has seen the checksums of all
                     self.outcome = self.last
                     break
                 assert self._switchboard.mesh is not None
@@ -255,15 +264,30 @@ class Crew:
 
     def _exchange(self) -> Outcome:
         self._telemetry.phase("exchange", generation=self._switchboard.mesh.number if self._switchboard.mesh else 0)
-        assert self._tree is not None
-        checked = self._check_every > 0 and self.step > 0 and self.step % self._check_every == 0
+        mesh = self._switchboard.mesh
+        assert self._tree is not None and mesh is not None
+        every = self._check_every
+        # In a new generation somebody may have joined, whose state is to be the others'.
+        checked = every and (self.step % every == 0 or self._saved_here or mesh.number != self._compared_in)
         mine = Contribution(
             step=self.step,
             holdings=self._ledger.holdings(),
             pause=self.link.pause_requested,
-            checksum=checksum(self._parameters) if checked else None,
+            save=mesh.rank == 0 and self._saver.due(self.step + 1),
+            checksum=self._checksum() if checked and mesh.size > 1 else None,
         )
-        return exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
+        outcome = exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
+        self._compared_in = mesh.number
+        self._saver.start()
+        return outcome
+
+    @property
+    def _saved_here(self) -> bool:
+        """The state at this boundary goes into a checkpoint. Agreed with the step before, so all know."""
+        return self.last is not None and self.last.save and self.last.step == self.step
+
+    def _checksum(self) -> int:
+        return model_checksum(self.trained.model, self._buffers is not None)
 
     def apply(self, outcome: Outcome) -> None:
         faults.point("applying", self.step)

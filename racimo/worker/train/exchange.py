@@ -12,6 +12,7 @@ import torch
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Store
+from racimo.worker.train.compare import compare
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Holding, Outcome, Summed
 from racimo.worker.train.tree import FAST_LEVEL, Sum, Tree, chain, evaluate
@@ -46,7 +47,7 @@ def exchange(
     faults.point("contributed", step)
     theirs = switchboard.collect(Contribution, lambda packet: packet.step == step, waiting, step)
     contributions = [mine if rank == mesh.rank else theirs[rank] for rank in range(mesh.size)]
-    _compare_checksums(contributions, mesh, step)
+    compare([contribution.checksum for contribution in contributions], mesh, step)
     # All have committed the step before, so nobody needs its gradient from me any more.
     store.arena.reduced_step = 0
     expression, outcome = _combine(contributions, tree, mesh)
@@ -94,6 +95,7 @@ def _combine(contributions: Sequence[Contribution], tree: Tree, mesh: Mesh) -> t
         num_samples=sum(holding.num_samples for _, holding in held.values()),
         used=bytes(used),
         pause=any(contribution.pause for contribution in contributions),
+        save=any(contribution.save for contribution in contributions),
         contributions={
             mesh.members[rank].rsplit("/", 1)[1]: tuple(sorted(leaf for h in given.holdings for leaf in h.leaves))
             for rank, given in enumerate(contributions)
@@ -161,18 +163,3 @@ def _check_serving(mesh: Mesh) -> None:
     stores and for loads; elsewhere the packets in between are barriers)."""
     if any(peer.arena.serving != mesh.number for peer in mesh.peers.values()):
         raise Regroup
-
-
-def _compare_checksums(contributions: Sequence[Contribution], mesh: Mesh, step: int) -> None:
-    sums = [contribution.checksum for contribution in contributions]
-    given = [value for value in sums if value is not None]
-    if len(set(given)) <= 1:
-        return
-    usual = max(set(given), key=lambda value: (given.count(value), -given.index(value)))
-    others = [rank for rank, value in enumerate(sums) if value not in (None, usual)]
-    names = ", ".join(f"rank {rank} ({mesh.members[rank]})" for rank in others)
-    raise RacimoError(
-        "workers-diverged",
-        f"after step {step} the parameters of {names} differ from those of the other {mesh.size - len(others)} workers",
-        "something changes the model differently per worker: unseeded randomness, or code that asks for the rank",
-    )

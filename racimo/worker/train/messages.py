@@ -47,6 +47,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     pause: bool
     contributions: dict[str, tuple[int, ...]]
     """Worker index (as text) to the micro-shards that it contributed."""
+    save: bool = False
+    """A checkpoint is taken after this step; all send a checksum of that state with the next."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,7 @@ class Contribution(_Packet, frozen=True, kw_only=True):
     step: int
     holdings: tuple[Holding, ...]
     pause: bool = False
+    save: bool = False
     checksum: int | None = None
 
 
@@ -102,6 +105,13 @@ class StateOffer(_Packet, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class Compared(_Packet, frozen=True, kw_only=True):
+    """The sender's model after the last commit, before it says `Done`."""
+
+    step: int
+    checksum: int
+
+
 class Done(_Packet, frozen=True, kw_only=True):
     """The sender has committed all steps and needs nothing any more."""
 
@@ -114,7 +124,7 @@ class Left(_Packet, frozen=True, kw_only=True):
     step: int
 
 
-Packet = Hello | Declare | Contribution | Summed | StateOffer | Done | Left
+Packet = Hello | Declare | Contribution | Summed | StateOffer | Compared | Done | Left
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Packet).decode

@@ -1,7 +1,8 @@
 """When checkpoints are written, and by whom: rank 0 of the generation, in a thread, from a copy taken at the boundary.
 
 The copy is whole before the next step begins, so a checkpoint never holds values of a later optimizer step
-(pytorch#144657). One is written at a time; what falls due meanwhile waits for the next boundary.
+(pytorch#144657). It is written once the exchange of that next step has shown that all hold the same model. One is
+written at a time; what falls due meanwhile waits for the next boundary.
 """
 
 import errno
@@ -30,6 +31,7 @@ class Saver:
         self._run = run
         self._link = link
         self._thread: threading.Thread | None = None
+        self._taken: tuple[int, Identity, StateTree] | None = None
         self._last_step = 0
         self._last_at_s = time.monotonic()
         self._failed: Exception | None = None
@@ -47,14 +49,17 @@ class Saver:
         return time.monotonic() - self._last_at_s >= self._spec.every_s
 
     def save(self, step: int, identity: Identity, trained: Trained) -> None:
-        """Copies the state now and writes it in the background; a failure is said, and training goes on."""
+        """Copies the state now. `start` then writes it, once all are known to hold the same."""
         self.wait()
-        tree = copy_to_host(trained.capture())
+        self._taken = step, identity, copy_to_host(trained.capture())
         self._last_step, self._last_at_s = step, time.monotonic()
-        self._thread = threading.Thread(
-            target=self._write, args=(step, identity, tree), name="racimo-checkpoint", daemon=True
-        )
-        self._thread.start()
+
+    def start(self) -> None:
+        """Writes what was taken, if anything, in the background; a failure is said, and training goes on."""
+        if self._taken is not None:
+            self._thread = threading.Thread(target=self._write, args=self._taken, name="racimo-checkpoint", daemon=True)
+            self._taken = None
+            self._thread.start()
 
     def save_last(self, step: int, identity: Identity, trained: Trained) -> None:
         """Writes the state before returning. Raises `disk-full` or `checkpoint-failed` if it cannot be had."""

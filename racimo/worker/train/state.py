@@ -233,11 +233,11 @@ def _feed(digest: "hashlib._Hash", value: Any) -> None:
         _feed(digest, vars(value) if hasattr(value, "__dict__") else repr(value))
 
 
-def checksum(parameters: Sequence[torch.Tensor]) -> int:
-    """A cheap sum over the bits of all parameters, to tell whether workers still hold the same model."""
+def checksum(tensors: Sequence[torch.Tensor]) -> int:
+    """A cheap sum over the bits of all tensors, to tell whether workers still hold the same model."""
     total = 0
-    for position, parameter in enumerate(parameters):
-        bits = parameter.detach().contiguous().reshape(-1)
-        whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()]
+    for position, tensor in enumerate(tensors):
+        bits = tensor.detach().contiguous().reshape(-1)
+        whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[bits.element_size()]
         total += (2 * position + 1) * int(bits.view(whole).sum(dtype=torch.int64))
     return total & (2**63 - 1)

@@ -1,0 +1,60 @@
+"""Whether all workers still hold the same model: sums over its bits, compared.
+
+They go with a contribution to a step, thus cost no wait of their own, and before parting in a round of their own.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from racimo.spec.errors import RacimoError
+from racimo.worker.train.mesh import Mesh, Switchboard
+from racimo.worker.train.messages import Compared
+from racimo.worker.train.state import checksum
+
+
+def model_checksum(model: torch.nn.Module, exact: bool) -> int:
+    """Over all parameters and, where they have to be equal too, the buffers that are saved with them."""
+    tensors: list[torch.Tensor] = list(model.parameters())
+    if exact:
+        for module in model.modules():
+            passing = module._non_persistent_buffers_set
+            tensors += [b for name, b in module._buffers.items() if b is not None and name not in passing]
+    return checksum(tensors)
+
+
+def compare(sums: Sequence[int | None], mesh: Mesh, step: int) -> None:
+    """Raises `workers-diverged` with the ranks that differ from most. None: that rank gave no sum."""
+    given = [value for value in sums if value is not None]
+    if len(set(given)) <= 1:
+        return
+    usual = max(set(given), key=lambda value: (given.count(value), -given.index(value)))
+    others = [rank for rank, value in enumerate(sums) if value not in (None, usual)]
+    names = ", ".join(f"rank {rank} ({mesh.members[rank]})" for rank in others)
+    raise RacimoError(
+        "workers-diverged",
+        f"after step {step} the parameters of {names} differ from those of the other {mesh.size - len(others)} workers",
+        "something changes the model differently per worker: unseeded randomness, code that asks for the rank, or a "
+        "schedule or the like that is missing in run.steps(..., state={...}) and begins anew in a worker that joins",
+    )
+
+
+def compare_before_parting(
+    switchboard: Switchboard, mesh: Mesh, mine: Compared, waiting: Callable[[tuple[int, ...]], None]
+) -> None:
+    """All tell their sums after the last commit. Who is gone already has no say. Raises `Regroup` as any wait does."""
+    found: dict[int, int] = {}
+
+    def missing() -> list[int]:
+        for rank, peer in mesh.peers.items():
+            if rank not in found and (taken := switchboard.take(peer, Compared, lambda said: said.step == mine.step)):
+                found[rank] = taken[0].checksum
+        return [rank for rank, peer in mesh.peers.items() if rank not in found and not peer.gone]
+
+    switchboard.send(mine)
+    switchboard.wait(
+        lambda: not missing(),
+        lambda: waiting(tuple(mesh.peers[rank].index for rank in missing())),
+        lambda: switchboard.refuse_leavers(mine.step - 1),
+    )
+    compare([mine.checksum if rank == mesh.rank else found.get(rank) for rank in range(mesh.size)], mesh, mine.step)
