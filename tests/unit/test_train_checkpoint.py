@@ -217,7 +217,7 @@ def test_a_file_with_a_checkpoints_name_is_passed_over_and_kept(tmp_path: Path, 
     assert (tmp_path / "step-5").read_text() == (tmp_path / "step-20").read_text() == "mine"
 
 
-@pytest.mark.parametrize("place", ["bogus://somewhere/x", "/dev/null"])
+@pytest.mark.parametrize("place", ["bogus://somewhere/x", "/dev/null", "/dev/null/x"])
 def test_a_place_that_cannot_be_is_an_error_with_the_cause(place: str, said: list[str]) -> None:
     with pytest.raises(RacimoError, match=r"bogus|is a file") as raised:
         Shelf(place).reach()

@@ -77,8 +77,13 @@ class Shelf:
         with _told(self.root):
             if self.is_url:
                 fsspec.core.url_to_fs(self.root)
-            elif Path(self.root).exists() and not Path(self.root).is_dir():
-                raise NotADirectoryError("it is a file")
+            else:
+                folder = Path(self.root)
+                nearest = next(place for place in (folder, *folder.parents, Path()) if place.exists())
+                if not nearest.is_dir():
+                    raise NotADirectoryError(f"{nearest} is a file")
+                if not os.access(nearest, os.W_OK):
+                    raise PermissionError(f"{nearest} must not be written to")
 
     def steps(self) -> list[int]:
         """Steps of which there is something, whole or torn, newest first."""
