@@ -8,6 +8,9 @@ from racimo.state.nouns import Exit
 
 ZYGOTE_PROTOCOL = 1
 
+EXIT_HELD = 75
+"""A zygote that finds another of its name alive ends with this code."""
+
 
 class _ZygoteMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
     pass

@@ -23,6 +23,7 @@ from racimo.agent import processes, shim
 from racimo.agent.exits import EXIT_FILE, PID_FILE, exit_from_status, link_once, read_exit, write_exit
 from racimo.agent.frames import FrameBuffer, FrameError, encode_frame, peer_uid
 from racimo.agent.launch import (
+    EXIT_HELD,
     ZYGOTE_PROTOCOL,
     Forked,
     ForkRefused,
@@ -279,7 +280,7 @@ def main() -> None:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"zygote: another {name} zygote of this home is alive", file=sys.stderr)
-        return
+        sys.exit(EXIT_HELD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = _listen(path)
     os.write(listening_fd, b"1")

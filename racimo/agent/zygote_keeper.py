@@ -12,6 +12,7 @@ import msgspec
 
 from racimo.agent.frames import FrameError, encode_frame, read_frame
 from racimo.agent.launch import (
+    EXIT_HELD,
     ZYGOTE_PROTOCOL,
     Forked,
     ForkRefused,
@@ -32,6 +33,8 @@ from racimo.version import __version__
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
 MAX_FAILED_STARTS = 3
+HELD_WAIT_S = 60.0
+"""How long another zygote of the same name, which is ending, may keep its place before that counts as a failure."""
 """After this many in a row, orders that wait for the zygote fail instead of waiting on."""
 MAX_LOG_BYTES = 1 << 20
 
@@ -43,6 +46,10 @@ _DECODER = msgspec.msgpack.Decoder(FromZygote)
 
 class ZygoteLost(Exception):
     """The zygote died (or cannot start): whether it still took the order is told by the worker's pid file."""
+
+
+class PlaceHeld(OSError):
+    """Another zygote of the name is alive and does not listen: it is ending, or has just begun."""
 
 
 class ZygoteKeeper:
@@ -144,16 +151,24 @@ class ZygoteKeeper:
 
     async def _keep(self) -> None:
         backoff_s = FIRST_BACKOFF_S
+        held_since_s: float | None = None
         while not self._closing:
             started_s = time.monotonic()
+            held = False
             try:
                 await self._serve()
                 self.last_error = self.last_error or "it ended"
+            except PlaceHeld as error:
+                self.last_error = str(error)
+                held_since_s = held_since_s or started_s
+                held = started_s - held_since_s < HELD_WAIT_S
             except (OSError, FrameError, msgspec.DecodeError) as error:
                 self.last_error = str(error)
             was_ready = self.ready
             self._disconnected()
-            self.failed_starts = 0 if was_ready else self.failed_starts + 1
+            if was_ready:
+                held_since_s = None
+            self.failed_starts = 0 if was_ready else self.failed_starts + (not held)
             self._changed.beat()
             if was_ready and time.monotonic() - started_s > MAX_BACKOFF_S:
                 backoff_s = FIRST_BACKOFF_S
@@ -219,8 +234,14 @@ class ZygoteKeeper:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(path)
             except (FileNotFoundError, ConnectionRefusedError) as error:
-                raise OSError(self._last_log_line()) from error
+                raise await self._start_error() from error
         return reader
+
+    async def _start_error(self) -> OSError:
+        """Why the process that was just started does not listen."""
+        assert self._process is not None
+        code = await asyncio.to_thread(self._process.wait)  # it closed its pipe: it is at its end
+        return PlaceHeld(self._last_log_line()) if code == EXIT_HELD else OSError(self._last_log_line())
 
     async def _start(self) -> None:
         """Starts the process and returns once it listens (long before it has imported everything)."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from racimo.state.nouns import Failure
 
+HARMLESS_CALLS = frozenset({"print", "len", "str", "int", "float", "bool", "list", "dict", "tuple", "set", "range"})
 MAX_NAMED_MODULES = 10
 PATH_NAMES = frozenset({"path", "meta_path", "path_hooks", "path_importer_cache", "modules", "site", "importlib"})
 """What, as an attribute or an imported name, may be a way to change where modules are found."""
@@ -39,7 +40,8 @@ def _imported(statement: ast.AST) -> list[str]:
 
 
 def _may_change_imports(statement: ast.stmt, folder: str) -> bool:
-    """Whether running it can change what later imports find: any call or decorator, a mention of `sys.path` and the
+    """Whether running it can change what later imports find: any call (of more than `print` and the
+    like) or decorator, a mention of `sys.path` and the
     like, a module of the user's own."""
     waiting: list[ast.AST] = [statement]
     while waiting:
@@ -48,6 +50,9 @@ def _may_change_imports(statement: ast.stmt, folder: str) -> bool:
             if node.decorator_list:
                 return True
             waiting += [node.args, *([node.returns] if node.returns else [])]  # the body runs when it is called
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HARMLESS_CALLS:
+            waiting += [*node.args, *(keyword.value for keyword in node.keywords)]
             continue
         if isinstance(node, ast.Call | ast.Await) or (isinstance(node, ast.ClassDef) and node.decorator_list):
             return True
