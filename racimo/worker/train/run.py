@@ -13,7 +13,7 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.home import MAX_SOCKET_PATH_BYTES
 from racimo.spec.run import CheckpointSpec
 from racimo.state.nouns import worker_id
-from racimo.worker.context import load_context
+from racimo.worker.context import WorkerLeaving, load_context
 from racimo.worker.link import AgentLink, Link, NoLink
 from racimo.worker.train import seeds
 from racimo.worker.train.batches import Batches
@@ -144,6 +144,9 @@ class Run:
         self._crew = crew
         try:
             yield from steps(crew)
+        except WorkerLeaving:
+            self.close()  # the process ends without the usual ways; what was reported last must not be lost
+            raise
         finally:
             self._step = crew.step
             self._seat = crew.seat
