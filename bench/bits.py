@@ -24,7 +24,7 @@ MOST_EXCHANGE_S = 0.006
 
 
 def run() -> list[Row]:
-    deadline = Deadline(340)
+    deadline = Deadline(900)
     steps, kills, seeds = (40, 6, 2) if quick() else (STEPS, KILLS, 10)
     sizes = (1, 3) if quick() else SIZES
     with scratch("bits") as folder:
