@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from racimo.client import Client
@@ -65,6 +66,18 @@ class LiveCluster:
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
+
+    def kill_everything(self) -> None:
+        """All at once: each process is frozen first, so none of them sees another one die."""
+        frozen: set[int] = set()
+        while fresh := set(self.pids()) - frozen:
+            for pid in fresh:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            frozen |= fresh
+        for pid in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

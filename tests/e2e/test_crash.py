@@ -84,12 +84,15 @@ def test_a_worker_that_dies_while_control_is_down_is_replaced_within_four_second
 
 def test_everything_killed_at_once_comes_back_with_up(fresh_cluster: LiveCluster) -> None:
     fresh_cluster.up()
-    done = fresh_cluster.cli("run", "--detach", "--name", "kept", "--", "sh", "-c", "sleep 30; exit 0")
-    run = done.stdout.split()[0]
-    for pid in fresh_cluster.pids():
-        fresh_cluster.kill(pid)
+    script = 'echo begin >> "$RACIMO_OUTPUT_DIR/times"; sleep 30; exit 0'
+    run = fresh_cluster.cli("run", "--detach", "--name", "kept", "--", "sh", "-c", script).stdout.split()[0]
+    times = fresh_cluster.home.output_dir(run) / "times"
+    # One that was planned and never began would rightly be begun at the next start.
+    wait_until(times.exists, "the command runs")
+    fresh_cluster.kill_everything()
     fresh_cluster.up()
     view = fresh_cluster.client().wait(run, timeout_s=30)
+    assert times.read_text() == "begin\n", "an unknown end is not a reason to run it twice"
     assert view.status == "lost" and view.failure is not None and view.failure.code == "worker-lost"
     assert fresh_cluster.cli("run", "--", "echo", "back").stdout == "back\n"
 
@@ -117,8 +120,7 @@ def test_a_lost_journal_gives_no_name_again_and_says_so(fresh_cluster: LiveClust
     fresh_cluster.up()
     for word in ("one", "two", "three"):
         assert fresh_cluster.cli("run", "--no-files", "--name", "say", "--", "echo", word).stdout == f"{word}\n"
-    for pid in fresh_cluster.pids():
-        fresh_cluster.kill(pid)
+    fresh_cluster.kill_everything()
     database = fresh_cluster.home.journal_file
     log = database.with_name(database.name + "-wal")
     if damage == "log deleted":
