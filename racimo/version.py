@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message between client, control process, agent and worker changes its meaning."""

@@ -1,8 +1,12 @@
-"""Every message on an agent's Unix socket, between the control process, the agent and the workers of its node.
+"""Every message between the control process, the agents and the workers of their nodes.
 
-Framing: a 4-byte big-endian length, then a msgpack map. The first frame says who connects (`ControlHello` or
-`WorkerHello`). Control sends a `Request` (id and body) and gets one `Reply` with the same id; several may be in
-flight. A worker's connection carries one-way messages both ways.
+Framing: a 4-byte big-endian length, then a msgpack map. On an agent's Unix socket the first frame says who connects
+(`ControlHello` or `WorkerHello`). Control sends a `Request` (id and body) and gets one `Reply` with the same id;
+several may be in flight. A worker's connection carries one-way messages both ways.
+
+An agent on another machine dials the control process instead (TLS, ALPN `LINK_ALPN`): it begins with `LinkHello`, is
+answered with `LinkAccepted` or `Refused`, and from then on answers requests as on its socket, with a `Beat` now and
+then between the replies.
 """
 
 import struct
@@ -15,6 +19,7 @@ from racimo.state.events import WorkerExited, WorkerHung, WorkerReady, WorkerSta
 from racimo.state.nouns import Node
 
 MAX_FRAME_BYTES = 64 * 2**20
+LINK_ALPN = "racimo-link"
 FRAME_HEADER = struct.Struct(">I")
 
 
@@ -61,6 +66,14 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_restarts: int = 0
     rendezvous_key: str = ""
     """The agent picks one MASTER_PORT per key and keeps to it: `run/attempt`."""
+    master_address: str = ""
+    """Where rank 0 is, if the attempt's workers are on several nodes; then `master_port` is given too."""
+    master_port: int = 0
+    local_rank: int | None = None
+    """torchrun's LOCAL_RANK, GROUP_RANK and so on, where the attempt spans nodes; else they follow from `rank`."""
+    local_world_size: int = 1
+    group_rank: int = 0
+    group_world_size: int = 1
     least: int = 1
     most: int = 1
     seed: int = 0
@@ -106,6 +119,42 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     exited: bool
 
 
+class LinkHello(_Message, frozen=True, kw_only=True):
+    """An agent introduces itself to the control process. `wall_s` is its clock, to be compared."""
+
+    token: str
+    cluster: str
+    """The id of the cluster that it joined; "" the first time."""
+    protocol: int
+    wall_s: float
+    welcome: "ControlWelcome"
+
+
+class LinkAccepted(_Message, frozen=True, kw_only=True):
+    """`beat_busy_s`, `beat_idle_s`: how often to beat with and without live workers."""
+
+    cluster: str
+    version: str
+    beat_busy_s: float = 0.5
+    beat_idle_s: float = 0.5
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker waits for others of its run. `unreachable`: those among them to whom it cannot (re)connect."""
+
+    worker: str
+    waits_for: tuple[int, ...]
+    for_s: float
+    unreachable: tuple[int, ...] = ()
+
+
+class Beat(_Message, frozen=True, kw_only=True):
+    """A sign of life from agent to control, in between replies; one comes at once when `waits` changes."""
+
+    number: int
+    waits: tuple[Wait, ...] = ()
+
+
 class ControlWelcome(_Message, frozen=True, kw_only=True):
     """`instance` changes whenever the agent starts anew. `workers`: all whose exit is not yet acknowledged."""
 
@@ -133,6 +182,114 @@ class StartReply(_Message, frozen=True, kw_only=True):
 class PutBlob(_Message, frozen=True, kw_only=True):
     sha256: str
     content: bytes
+
+
+class PutBlobPart(_Message, frozen=True, kw_only=True):
+    """A piece of a large content; it is complete, and verified, once `total_bytes` are there. Pieces come in order."""
+
+    sha256: str
+    offset: int
+    total_bytes: int
+    content: bytes
+
+
+class PeerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node's agent serves other agents, and the certificate that it shows there."""
+
+    node: str
+    address: str
+    port: int
+    pin: str
+
+
+class FetchBlobs(_Message, frozen=True, kw_only=True):
+    """Get these contents from another node's agent (a file's wait for them to arrive there included)."""
+
+    source: PeerAddress
+    sha256s: tuple[str, ...]
+
+
+class FetchReply(_Message, frozen=True, kw_only=True):
+    """`missing`: what the source did not have (or the reason why it could not be reached)."""
+
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class ProbePeer(_Message, frozen=True, kw_only=True):
+    """Measure the way to another node's agent: round trips of small messages, then `size_bytes` one way."""
+
+    peer: PeerAddress
+    round_trips: int = 20
+    size_bytes: int = 8_000_000
+
+
+class ProbeReply(_Message, frozen=True, kw_only=True):
+    """`latency_s`: median round trip. `problem`: why it could not be reached."""
+
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+    problem: str = ""
+
+
+class FindModules(_Message, frozen=True, kw_only=True):
+    """Which of these top-level modules the interpreter of an environment here cannot find. Imports nothing."""
+
+    modules: tuple[str, ...]
+    requirements: str = ""
+
+
+class ModulesReply(_Message, frozen=True, kw_only=True):
+    missing: tuple[str, ...] = ()
+
+
+class ListOutputs(_Message, frozen=True, kw_only=True):
+    run: str
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size_bytes: int
+    modified_wall_s: float
+
+
+class OutputList(_Message, frozen=True, kw_only=True):
+    files: tuple[OutputFile, ...] = ()
+
+
+class ReadOutput(_Message, frozen=True, kw_only=True):
+    run: str
+    path: str
+    offset: int = 0
+    limit: int = 2**20
+
+
+class OutputChunk(_Message, frozen=True, kw_only=True):
+    content: bytes
+    size_bytes: int
+    """Of the whole file."""
+
+
+class PullLogs(_Message, frozen=True, kw_only=True):
+    """What workers wrote since the cursor `after`, for the control process's own copy; waits up to `wait_s`.
+
+    At most the last MB of each log comes; what was skipped shows in the offsets."""
+
+    after: int
+    wait_s: float = 0.0
+    limit_bytes: int = 4 * 2**20
+
+
+class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    stream: Literal["out", "err"]
+    offset: int
+    content: bytes
+
+
+class LogBatch(_Message, frozen=True, kw_only=True):
+    next: int
+    pieces: tuple[LogPiece, ...] = ()
 
 
 class StopWorker(_Message, frozen=True, kw_only=True):
@@ -270,11 +427,13 @@ class Refused(_Message, frozen=True, kw_only=True):
 
 
 RequestBody = (
-    ControlHello | StartWorker | PutBlob | StopWorker | Announce | PullEvents | ReadLog | PullProgress | ReadReports
+    ControlHello | StartWorker | PutBlob | PutBlobPart | FetchBlobs | ProbePeer | FindModules | ListOutputs
+    | ReadOutput | PullLogs | StopWorker | Announce | PullEvents | ReadLog | PullProgress | ReadReports
     | Usage | ForgetRun | Shutdown
 )  # fmt: skip
 ReplyBody = (
-    ControlWelcome | StartReply | EventBatch | LogChunk | ProgressBatch | ReportBatch | UsageReply | Ok | Refused
+    ControlWelcome | FetchReply | ProbeReply | ModulesReply | OutputList | OutputChunk | LogBatch | StartReply
+    | EventBatch | LogChunk | ProgressBatch | ReportBatch | UsageReply | Ok | Refused
 )  # fmt: skip
 
 
@@ -317,6 +476,8 @@ class Progress(_Message, frozen=True, kw_only=True):
     phase: str = "starting"
     phase_number: int = 0
     waits_for: tuple[int, ...] = ()
+    unreachable: tuple[int, ...] = ()
+    """Those among `waits_for` to whom no connection can be made."""
     loss: float | None = None
     step_s: float | None = None
     """Median of the last steps, seconds."""
@@ -354,6 +515,19 @@ class PleaseLeave(_Message, frozen=True, kw_only=True):
 
 
 WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved
-MessageToWorker = NewGeneration | PleasePause | PleaseLeave
+
+
+class Reachable(_Message, frozen=True, kw_only=True):
+    """The node's address on the network between nodes, as soon as it has one: the worker listens there for peers on
+    other hosts, on a free port of `ports` (first, last), and says `Ready` again. `key` authenticates the peers of its
+    attempt to each other."""
+
+    node: str
+    address: str
+    ports: tuple[int, int]
+    key: bytes
+
+
+MessageToWorker = NewGeneration | PleasePause | PleaseLeave | Reachable
 
 Opening = ControlHello | WorkerHello

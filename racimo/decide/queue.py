@@ -5,7 +5,7 @@ import msgspec
 from racimo.decide import heal
 from racimo.decide.fit import Pool, demand, kind_words
 from racimo.spec.run import PRIORITY_ORDER
-from racimo.state.events import AttemptPlanned, Intent
+from racimo.state.events import AttemptPlanned, WorkersPlanned
 from racimo.state.fold import State
 from racimo.state.nouns import Reason, Run, parse_worker_id
 
@@ -21,7 +21,7 @@ class Queue:
     """One walk through everybody who asks for devices: `intents` are what they get, `waits` why the others do not."""
 
     def __init__(self, state: State, pool: Pool) -> None:
-        self.intents: list[Intent] = []
+        self.intents: list[AttemptPlanned | WorkersPlanned] = []
         self.waits: dict[str, Reason] = {}
         self._state = state
         self._pool = pool

@@ -46,6 +46,27 @@ class Home(msgspec.Struct, frozen=True):
     def service_logs_dir(self) -> Path:
         return self.root / "logs"
 
+    # Clusters of several machines
+    @property
+    def join_file(self) -> Path:
+        """JSON on a machine that joined: the head's address, the cluster's id, this machine's own address (0600)."""
+        return self.root / "join.json"
+
+    @property
+    def certificate_file(self) -> Path:
+        """PEM of the cluster's certificate: the head's own, or the one that a joined machine has pinned."""
+        return self.root / "cluster.pem"
+
+    @property
+    def certificate_key_file(self) -> Path:
+        """The head's private key (0600)."""
+        return self.root / "control" / "cluster.key"
+
+    @property
+    def mirrored_logs_dir(self) -> Path:
+        """The last MB of each worker's logs on other nodes, as `RUN/ATTEMPT/INDEX/{out,err}.log`."""
+        return self.root / "control" / "logs"
+
     # Control process
     @property
     def journal_file(self) -> Path:

@@ -62,6 +62,28 @@ class NodeSilent(_Event, frozen=True, kw_only=True):
     node: str
 
 
+class NodeStuck(_Event, frozen=True, kw_only=True):
+    """A worker elsewhere (`witness`) waits for one on this silent node: it is not only its agent that is gone."""
+
+    node: str
+    witness: str
+
+
+class DrainRequested(_Event, frozen=True, kw_only=True):
+    """`deadline_s`: seconds from now after which what still runs there is stopped. `undo`: it takes work again."""
+
+    node: str
+    deadline_s: float | None = None
+    undo: bool = False
+
+
+class NodeForgotten(_Event, frozen=True, kw_only=True):
+    """The node left, or a person vouches (`confirmed_dead`) that nothing runs there any more."""
+
+    node: str
+    confirmed_dead: bool = False
+
+
 class JournalCut(_Event, frozen=True, kw_only=True):
     """Durable records are lost: names that they gave must not be given again. `newest_run`: the highest run number that
     a node still knows, 0 if the loss was found otherwise."""
@@ -106,6 +128,23 @@ class WorkerHung(_Event, frozen=True, kw_only=True):
 
 
 # Intents
+
+
+class NodeLost(_Event, frozen=True, kw_only=True):
+    """A silent node is given up. Its workers of exact runs count as gone (`WorkersLost` follows)."""
+
+    node: str
+    reason: Reason
+
+
+class WorkersLost(_Event, frozen=True, kw_only=True):
+    """Workers whose node cannot be reached count as ended in an unknown way; should they still live, they are fenced:
+    by their generation (exact runs) or because the lease on their node has ended (all others)."""
+
+    run: str
+    attempt: int
+    indices: tuple[int, ...]
+    reason: Reason
 
 
 class AttemptPlanned(_Event, frozen=True, kw_only=True):
@@ -180,6 +219,9 @@ Fact = (
     | ScaleRequested
     | NodeJoined
     | NodeSilent
+    | NodeStuck
+    | DrainRequested
+    | NodeForgotten
     | JournalCut
     | WorkerStarted
     | WorkerReady
@@ -187,7 +229,9 @@ Fact = (
     | WorkerHung
 )
 Intent = (
-    AttemptPlanned
+    NodeLost
+    | WorkersLost
+    | AttemptPlanned
     | WorkersPlanned
     | WorkersLeaving
     | GenerationAnnounced

@@ -126,6 +126,8 @@ def apply(state: State, record: ev.Record) -> None:
             node = state.nodes.get(event.node)
             if node is not None:
                 state.nodes[node.id] = replace(node, status="silent")
+        case ev.NodeStuck() | ev.DrainRequested() | ev.NodeForgotten() | ev.NodeLost() | ev.WorkersLost():
+            raise NotImplementedError(type(event).__name__)
         case ev.JournalCut():
             state.num_submitted = max(event.newest_run, state.num_submitted + RUN_NUMBERS_SKIPPED_BY_CUT)
         case ev.RunForgotten():

@@ -51,10 +51,27 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine. `status`: up; silent, it does not answer and what it runs keeps its lease; lost, it was given up: what
+    exact runs had there goes on elsewhere."""
+
     id: str
     host: str
     devices: tuple[Device, ...]
-    status: Literal["up", "silent"] = "up"
+    status: Literal["up", "silent", "lost"] = "up"
+    reason: Reason | None = None
+    """Why it is not up, or is being drained."""
+    silent_at_s: float = 0.0
+    """Since when it does not answer; 0 while it does."""
+    draining: bool = False
+    """Gets no new work. Survives its coming back."""
+    drain_deadline_s: float | None = None
+    """When what still runs there is stopped, on the cluster's clock; None: it may take its time."""
+    address: str = ""
+    """The IP address at which other nodes reach its agent and its workers; "" in a cluster of one machine."""
+    peer_port: int = 0
+    """TCP port of its agent for other agents (contents, probes)."""
+    peer_pin: str = ""
+    """SHA-256 (hex) of the DER certificate that the agent shows there."""
     price_per_device_hour: float = 0.0
     memory_bytes: int = 0
     versions: dict[str, str] = {}
