@@ -94,7 +94,7 @@ class Api:
             home=str(self._home.root),
             address=self._address,
             started_wall_s=self._started_wall_s,
-            num_devices=num_devices if self._carrier.connected else 0,
+            num_devices=num_devices if self._carrier.connected_nodes else 0,
             num_free=max(0, num_devices - len(state.leases)),
             price_per_device_hour=present.price_per_device_hour(state),
             num_queued=num_queued,
@@ -224,7 +224,7 @@ class Api:
     async def reports(self, exchange: Exchange) -> None:
         run = self._run(exchange)
         after = int(exchange.number("after", 0, 0, 2**53))
-        reply = await self._carrier.request(ReadReports(run=run.id, after=after))
+        reply = await self._carrier.request(self._carrier.local_node, ReadReports(run=run.id, after=after))
         assert isinstance(reply, ReportBatch)
         await exchange.answer(ReportsView(next=reply.next, reports=reply.reports))
 
@@ -319,11 +319,11 @@ class Api:
         return wanted or live[0]
 
     async def _usage(self) -> UsageReply | None:
-        if not self._carrier.connected:
+        if not self._carrier.connected_nodes:
             return None
         try:
             async with asyncio.timeout(USAGE_TIMEOUT_S):
-                reply = await self._carrier.request(Usage())
+                reply = await self._carrier.request(self._carrier.local_node, Usage())
         except (RacimoError, TimeoutError):
             return None
         assert isinstance(reply, UsageReply)
@@ -372,11 +372,11 @@ class Api:
 
     async def _exec_items(self, run: str, order: WorkerOrder) -> AsyncGenerator[Any, None]:
         try:
-            exit_ = asyncio.ensure_future(await self._carrier.start_exec(order))
+            exit_ = asyncio.ensure_future(await self._carrier.start_exec(self._carrier.local_node, order))
             async with contextlib.aclosing(self._logs.lines_of_exec(run, order.worker, exit_.done)) as several:
                 async for lines in several:
                     yield lines
             async with asyncio.timeout(EXEC_EXIT_WAIT_S):
                 yield ExecExitView(exit=await exit_)
         finally:
-            await self._carrier.forget_exec(order.worker)
+            await self._carrier.forget_exec(self._carrier.local_node, order.worker)

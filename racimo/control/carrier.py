@@ -8,6 +8,7 @@ import msgspec
 
 from racimo.act.agent_client import AgentClient
 from racimo.agent import protocol
+from racimo.agent.pulse import Pulse
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.loop import Loop
@@ -52,12 +53,17 @@ class Carrier:
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._given_secrets: dict[str, set[str]] = {}
         self.loop: Loop
+        self.local_node = ""
+        """The node of this machine, once its agent has said who it is."""
+        self.nodes_changed = Pulse()
+        """Beats when a node's agent has connected or is gone."""
         self.refusal: RacimoError | None = None
         """Why the agent does not take this control process, such as another version."""
 
     @property
-    def connected(self) -> bool:
-        return self._client is not None
+    def connected_nodes(self) -> frozenset[str]:
+        """The nodes whose agents can be asked now."""
+        return frozenset() if self._client is None else frozenset({self._client.welcome.node.id})
 
     async def run(self) -> None:
         """Connects again for ever, with bounded back-off."""
@@ -82,6 +88,7 @@ class Carrier:
             finally:
                 self._client = None
                 self._connected.clear()
+                self.nodes_changed.beat()
                 silence = asyncio.create_task(self._say_silent())
                 await client.close()
             log.warning("lost the agent")
@@ -95,15 +102,18 @@ class Carrier:
                 "version-mismatch", f"the agent answers as another version would: {error}", "racimo down && racimo up"
             ) from error
 
-    async def request(self, body: protocol.RequestBody) -> protocol.ReplyBody:
-        """Asks the agent. `RacimoError`: its refusal, or `unreachable` if it is not there for `CONNECTION_WAIT_S`."""
+    async def request(self, node: str, body: protocol.RequestBody) -> protocol.ReplyBody:
+        """Asks a node's agent. `RacimoError`: its refusal, or `unreachable` if it is not there for
+        `CONNECTION_WAIT_S`."""
         if self._client is None:
             try:
                 async with asyncio.timeout(CONNECTION_WAIT_S):
                     await self._connected.wait()
             except TimeoutError:
-                raise RacimoError("unreachable", "the node's agent does not answer", "racimo check") from None
+                raise RacimoError("unreachable", f"the agent of {node} does not answer", "racimo check") from None
         assert self._client is not None
+        if node not in ("", self._client.welcome.node.id):
+            raise RacimoError("unreachable", f"the agent of {node} does not answer", "racimo nodes")
         return await _ask(self._client, body)
 
     async def met(self) -> None:
@@ -203,7 +213,9 @@ class Carrier:
     async def _serve(self, client: AgentClient) -> None:
         welcome = client.welcome
         self._client = client
+        self.local_node = welcome.node.id
         self._connected.set()
+        self.nodes_changed.beat()
 
         def joined(core: Core) -> None:
             core.node_joined(welcome.node)
@@ -268,18 +280,18 @@ class Carrier:
 
     # Exec and the end
 
-    async def start_exec(self, order: protocol.WorkerOrder) -> Awaitable[Exit]:
-        """Starts a command beside a worker; what it returns waits for its exit. `forget_exec` afterwards."""
+    async def start_exec(self, node: str, order: protocol.WorkerOrder) -> Awaitable[Exit]:
+        """Starts a command beside a worker on its node; what it returns waits for its exit. `forget_exec` after it."""
         waiting: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._exits[order.worker] = waiting
-        await self.request(protocol.StartWorker(order=order))
+        await self.request(node, protocol.StartWorker(order=order))
         return waiting
 
-    async def forget_exec(self, worker: str) -> None:
+    async def forget_exec(self, node: str, worker: str) -> None:
         waiting = self._exits.pop(worker, None)
         if waiting is not None and not waiting.done():
             client = self._client
-            if client is not None:
+            if client is not None and client.welcome.node.id == node:
                 await self._tell(client, protocol.StopWorker(worker=worker, how="abort"))
 
     async def lost(self) -> None:

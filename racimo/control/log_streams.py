@@ -75,7 +75,7 @@ class LogSource:
             crowded = MAX_WAITING_READS - self._num_reading < FEW_LEFT
             wait_s = (CROWDED_WAIT_S if crowded else FOLLOW_WAIT_S) if follow else 0.0
             body = ReadLog(worker=worker, stream=stream, offset=offset, limit=limit, wait_s=wait_s)
-            request = asyncio.create_task(self.carrier.request(body))
+            request = asyncio.create_task(self.carrier.request(self.carrier.local_node, body))
             request.add_done_callback(self._read_is_over)
             try:
                 # A follower that leaves does not end the read at the agent, so its slot stays taken until that is over.

@@ -51,12 +51,12 @@ class ProgressBoard:
 
     async def refresh(self) -> None:
         """Asks the agent, unless that was done within `MIN_INTERVAL_S`. Without an agent what is known stays."""
-        if not self._carrier.connected or time.monotonic() - self._asked_at_s < MIN_INTERVAL_S:
+        if not self._carrier.connected_nodes or time.monotonic() - self._asked_at_s < MIN_INTERVAL_S:
             return
         self._asked_at_s = time.monotonic()
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                self._keep(await self._carrier.request(PullProgress(after=-1)))
+                self._keep(await self._carrier.request(self._carrier.local_node, PullProgress(after=-1)))
         except (RacimoError, TimeoutError) as error:
             log.info("no progress from the agent: %s", error)
 
@@ -110,7 +110,9 @@ class ProgressBoard:
         while True:
             began_s = time.monotonic()
             try:
-                batch = await self._carrier.request(PullProgress(after=number, wait_s=PULL_WAIT_S))
+                batch = await self._carrier.request(
+                    self._carrier.local_node, PullProgress(after=number, wait_s=PULL_WAIT_S)
+                )
             except RacimoError as error:
                 log.info("no progress from the agent: %s", error.message)
                 number = -1
