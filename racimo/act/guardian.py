@@ -25,6 +25,8 @@ SUPERVISOR_HELD = 3
 
 RESTART_DELAY_FIRST_S = 0.05
 RESTART_DELAY_MOST_S = 2.0
+LOOK_AT_HOME_S = 10.0
+"""How long a cluster may outlive its home folder."""
 
 # `spec.home.Home` has these too; it needs msgspec, which would add a third to the supervisor's size. A test compares.
 PROCESSES_DIR = "processes"
@@ -166,15 +168,19 @@ def start_supervisor(root: str | os.PathLike[str]) -> int:
     logs = os.path.join(root, LOGS_DIR)
     os.makedirs(logs, mode=0o700, exist_ok=True)
     log = os.path.join(logs, "supervisor.log")
-    # As `python -m racimo.control.supervisor`, less what `site` and `runpy` would keep in memory (a quarter).
+    return spawn(light_program("racimo.control.supervisor", root), clean_environment(), log)
+
+
+def light_program(module: str, root: str) -> list[str]:
+    """As `python -m MODULE --home ROOT`, less what `site` and `runpy` would keep in memory (a quarter)."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    start = f"import sys; sys.path.insert(0, {package!r}); from racimo.control.supervisor import main; sys.exit(main())"
-    return spawn(["-I", "-S", "-c", start, "--home", root], clean_environment(), log)
+    start = f"import sys; sys.path.insert(0, {package!r}); from {module} import main; sys.exit(main())"
+    return ["-I", "-S", "-c", start, "--home", root]
 
 
-def next_delay_s(previous_s: float) -> float:
-    """Back-off between starts: at once, 0.05 s, 0.1 s ... 2 s."""
-    return min(RESTART_DELAY_MOST_S, previous_s * 2) if previous_s else RESTART_DELAY_FIRST_S
+def next_delay_s(previous_s: float, most_s: float = RESTART_DELAY_MOST_S) -> float:
+    """Back-off between starts: at once, 0.05 s, 0.1 s ... `most_s`."""
+    return min(most_s, previous_s * 2) if previous_s else RESTART_DELAY_FIRST_S
 
 
 class SupervisorWatch:
@@ -257,3 +263,42 @@ def watch(
     watcher = SupervisorWatch(os.path.abspath(root), loop, say)
     watcher.attach()
     return watcher
+
+
+def watch_alone(root: str) -> int:
+    """The role `watch` of a machine that joined: nothing but starting the supervisor again. Ends at SIGTERM."""
+    import select
+    import time
+
+    root = os.path.abspath(root)
+    lock = lock_identity(root, None)
+    delay_s = 0.0
+    while lock_identity(root, lock) == lock:
+        record = read_live(root, "supervisor")
+        pidfd = None if record is None else open_pidfd(record)
+        if pidfd is not None:
+            while not select.select([pidfd], [], [], LOOK_AT_HOME_S)[0] and lock_identity(root, lock) == lock:
+                pass
+            os.close(pidfd)
+            delay_s = 0.0
+            continue
+        time.sleep(delay_s)  # at once the first time, then as `SupervisorWatch` does
+        delay_s = next_delay_s(delay_s)
+        if os.path.exists(os.path.join(root, PROCESSES_DIR, SHUTDOWN_MARK)):
+            return 0
+        start_supervisor(root)
+        reap()
+    return 0
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main() -> int:
+    assert sys.argv[1] == "--home"
+    return watch_alone(sys.argv[2])

@@ -1,16 +1,17 @@
-"""Starts the control process and the agent, and starts them again when they die.
+"""Starts the services of this machine, and starts them again when they die.
 
-`python -m racimo.control.supervisor --home DIR`, detached by whoever starts it. Standard library only: it lives as long
-as the cluster and should weigh nothing. It holds `supervisor.lock` for life, adopts services that outlived an earlier
-supervisor (pid and start time), waits on pidfds, and is itself watched by both services (`racimo.act.guardian`).
+`python -m racimo.control.supervisor --home DIR [--service]`, detached by whoever starts it. Standard library only: it
+lives as long as the cluster and should weigh nothing. It holds `supervisor.lock` for life, adopts services that
+outlived an earlier supervisor (pid and start time), waits on pidfds, and is itself watched by the services
+(`racimo.act.guardian`). Which services there are the home says (`racimo.control.roles`).
+
+`--service` is for systemd: where another supervisor holds the lock, this one waits to take its place.
 
 The cluster ends when `processes/shutdown` exists (the control process writes it when asked to shut down; SIGTERM here
 does the same): services are then not started again, and what they leave behind is ended too.
 """
 
-import errno
 import fcntl
-import json
 import os
 import select
 import signal
@@ -18,22 +19,14 @@ import sys
 import time
 
 from racimo.act import guardian
+from racimo.control.roles import AGENT_BY_ITSELF_S, END_FIRST, END_MOST_S, RAY_DELAY_MOST_S, program_of, roles_of
+from racimo.control.supervisor_log import bound_own_log, last_line, rotate, say
 
 # Paths and output by os.* throughout: pathlib and logging would double this process's size.
-ROLES = ("agent", "control")
-MODULES = {"agent": "racimo.agent", "control": "racimo.control"}
 
 STABLE_AFTER_S = 5.0
 """A service that lived this long is started again at once when it dies; an earlier death doubles the delay."""
 
-LOOK_AT_HOME_S = 10.0
-"""How long a cluster may outlive its home folder."""
-
-END_CONTROL_S = 60.0
-END_AGENT_S = 15.0
-"""How long a service may take to end by itself at shutdown, before SIGKILL."""
-
-MAX_LOG_BYTES = 1_000_000
 EXIT_REFUSED = 78
 """The control process refuses to start on this home and nothing but a person can change that (sysexits' EX_CONFIG)."""
 
@@ -41,7 +34,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Service:
-    """One of the two processes, as this supervisor knows it now."""
+    """One service process, as this supervisor knows it now."""
 
     __slots__ = ("delay_s", "due_s", "pid", "pidfd", "role", "started_s")
 
@@ -59,7 +52,9 @@ class Supervisor:
     def __init__(self, root: str, lock: int) -> None:
         self.root = root
         self.lock = lock
-        self.services = {role: Service(role) for role in ROLES}
+        self.services = {role: Service(role) for role in roles_of(root)}
+        self.leaving: list[Service] = []
+        """Services that the home no longer names, told to end."""
         self.ever_stable = False
         self.exit_codes: dict[int, int] = {}
         """Wait statuses of children that were reaped, until their pidfd has been looked at."""
@@ -86,15 +81,30 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGTERM, lambda number, frame: self.ask_for_end())
         signal.signal(signal.SIGINT, lambda number, frame: self.ask_for_end())
+        signal.signal(signal.SIGHUP, lambda number, frame: None)  # wakes: the home's files have changed
         refused = False
         while not self.ending and not refused:
             if not guardian.holds_lock(self.lock, self.root):
                 return self.end_without_home()
+            self.follow_home()
             self.start_due()
             self.wait(self.next_due_s())
             refused = self.look()
         self.end()
         return EXIT_REFUSED if refused else 0
+
+    def follow_home(self) -> None:
+        """Takes on the services that the home has come to name, and lets go of those that it no longer does."""
+        roles = roles_of(self.root)
+        for role in roles:
+            if role not in self.services:
+                self.services[role] = Service(role)
+        for role in [role for role in self.services if role not in roles]:
+            service = self.services.pop(role)
+            if service.pidfd is not None:
+                say(f"{role} is no longer needed: ending process {service.pid}")
+                signal.pidfd_send_signal(service.pidfd, signal.SIGTERM)
+                self.leaving.append(service)
 
     def adopt(self, service: Service) -> bool:
         """Takes over a living process of that role, left by an earlier supervisor."""
@@ -121,11 +131,8 @@ class Supervisor:
             environment[guardian.SUPERVISED_VARIABLE] = "1"
             log = os.path.join(self.root, guardian.LOGS_DIR, f"{service.role}.log")
             rotate(log)
-            options = self.agent_arguments() if service.role == "agent" else []
             try:
-                pid = guardian.spawn(
-                    ["-P", "-m", MODULES[service.role], "--home", self.root, *options], environment, log
-                )
+                pid = guardian.spawn(program_of(service.role, self.root), environment, log)
             except OSError as error:  # such as no more processes; tried again later
                 service.delay_s = guardian.next_delay_s(service.delay_s)
                 service.due_s = now_s + service.delay_s
@@ -141,25 +148,9 @@ class Supervisor:
         except OSError as error:  # a full disk: the service writes its own record as well
             say(f"cannot record {service.role}: {error.strerror}")
 
-    def agent_arguments(self) -> list[str]:
-        """What `racimo up` was told (config.json), as options of the agent."""
-        try:
-            with open(os.path.join(self.root, "config.json")) as file:
-                config = json.load(file)
-        except FileNotFoundError:
-            return []
-        except ValueError as error:
-            say(f"config.json is not readable ({error}): the agent starts with its defaults")
-            return []
-        arguments = []
-        for option in ("slots", "price"):
-            if config.get(option) is not None:
-                arguments += [f"--{option}", str(config[option])]
-        return arguments
-
     def next_due_s(self) -> float:
         due_s = [service.due_s for service in self.services.values() if service.due_s is not None]
-        return min([time.monotonic() + LOOK_AT_HOME_S, *due_s])
+        return min([time.monotonic() + guardian.LOOK_AT_HOME_S, *due_s])
 
     def wait(self, until_s: float) -> None:
         """Until a service ended, a signal came or `until_s`; reaps children, adopted orphans among them."""
@@ -174,7 +165,7 @@ class Supervisor:
         self.reap()
 
     def reap(self) -> None:
-        own = {service.pid for service in self.services.values()}
+        own = {service.pid for service in (*self.services.values(), *self.leaving)}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -188,6 +179,9 @@ class Supervisor:
     def look(self) -> bool:
         """Notes which services have ended and when to start them again. True if the control process refuses this
         home for good and never worked on it."""
+        for service in [one for one in self.leaving if one.pidfd is not None and is_over(one.pidfd)]:
+            self.forget(service)
+            self.leaving.remove(service)
         for service in self.services.values():
             if service.pidfd is None or not is_over(service.pidfd):
                 continue
@@ -206,7 +200,8 @@ class Supervisor:
             service.due_s = now_s + service.delay_s
             again = "at once" if service.delay_s == 0 else f"in {service.delay_s:g} s"
             say(f"{service.role} (process {service.pid}) ended after {lived_s:.1f} s, {ending_of(code)}; again {again}")
-            service.delay_s = guardian.next_delay_s(service.delay_s)
+            most_s = RAY_DELAY_MOST_S if service.role == "ray" else guardian.RESTART_DELAY_MOST_S
+            service.delay_s = guardian.next_delay_s(service.delay_s, most_s)
             bound_own_log(self.root)
         return False
 
@@ -227,20 +222,29 @@ class Supervisor:
             pass  # the home is gone, which ends the cluster as well
 
     def end(self) -> None:
-        """Ends both services, then whatever they left, then the records."""
+        """Ends all services, then whatever they left, then the records."""
         say("ending the cluster")
-        control, agent = self.services["control"], self.services["agent"]
-        if control.pidfd is not None:  # it tells the agent to end workers and itself; SIGTERM says so again
-            signal.pidfd_send_signal(control.pidfd, signal.SIGTERM)
-        self.await_end(control, END_CONTROL_S)
-        if agent.pidfd is not None and not self.await_end(agent, 0.5):
-            signal.pidfd_send_signal(agent.pidfd, signal.SIGTERM)
-            self.await_end(agent, END_AGENT_S)
+        first = [self.services[role] for role in END_FIRST if role in self.services]
+        rest = [service for role, service in self.services.items() if role not in END_FIRST]
+        for service in (*first, *self.leaving):
+            self.signal_end(service)
+        for service in (*first, *self.leaving):
+            self.await_end(service, END_MOST_S[service.role])
+        for service in rest:
+            # Where a control process was here, it has told the agent already.
+            if "control" not in self.services or not self.await_end(service, AGENT_BY_ITSELF_S, kill=False):
+                self.signal_end(service)
+        for service in rest:
+            self.await_end(service, END_MOST_S[service.role])
         self.end_leftovers()
         folder = os.path.join(self.root, guardian.PROCESSES_DIR)
         for name in os.listdir(folder):  # all of them have ended; the supervisor's own goes with the rest
             unlink(os.path.join(folder, name))
         say("ended")
+
+    def signal_end(self, service: Service) -> None:
+        if service.pidfd is not None:
+            signal.pidfd_send_signal(service.pidfd, signal.SIGTERM)
 
     def end_without_home(self) -> int:
         """The home was deleted, moved, or replaced by another: nothing can be saved there, so what this supervisor
@@ -253,14 +257,14 @@ class Supervisor:
         say(f"killed {ended} processes")
         return 0
 
-    def await_end(self, service: Service, most_s: float) -> bool:
-        """Waits for a service to end; kills the control process or an agent that takes longer. True if it has ended."""
+    def await_end(self, service: Service, most_s: float, *, kill: bool = True) -> bool:
+        """Waits for a service to end; one that takes longer is killed, or left alone. True if it has ended."""
         if service.pidfd is None:
             return True
         until_s = time.monotonic() + most_s
         while not is_over(service.pidfd):
             if time.monotonic() >= until_s:
-                if most_s < 1:
+                if not kill:
                     return False
                 say(f"{service.role} did not end within {most_s:g} s: killing process {service.pid}")
                 signal.pidfd_send_signal(service.pidfd, signal.SIGKILL)
@@ -290,17 +294,6 @@ def ending_of(code: int | None) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def last_line(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except FileNotFoundError:
-        return ""
-    return lines[-1] if lines else ""
-
-
 def unlink(path: str) -> None:
     try:
         os.unlink(path)
@@ -308,53 +301,47 @@ def unlink(path: str) -> None:
         pass
 
 
-def rotate(path: str) -> None:
-    """Keeps a log below its cap: the old one becomes `.1`."""
-    try:
-        if os.stat(path).st_size > MAX_LOG_BYTES:
-            os.replace(path, path + ".1")
-    except FileNotFoundError:
-        pass
-
-
-def bound_own_log(root: str) -> None:
-    """Starts a new `logs/supervisor.log` if that is where output goes and it has grown too long."""
-    path = os.path.join(root, guardian.LOGS_DIR, "supervisor.log")
-    try:
-        own, there = os.fstat(2), os.stat(path)
-    except FileNotFoundError:
-        return
-    if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino) and own.st_size > MAX_LOG_BYTES:
-        os.replace(path, path + ".1")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
-
-
-def say(sentence: str) -> None:
-    """One line in `logs/supervisor.log`, where standard error goes."""
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n"
-    try:
-        os.write(2, line.encode(errors="replace"))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EBADF):
-            raise
-
-
-def hold_lock(root: str) -> int | None:
-    """The descriptor that holds this home's supervisor lock; None if another process has it."""
+def hold_lock(root: str, *, wait: bool = False) -> int | None:
+    """The descriptor that holds this home's supervisor lock; None if another process has it (and, with `wait`, has
+    ended the cluster meanwhile)."""
     fd = os.open(os.path.join(root, guardian.LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
-        say(f"the supervisor of {root} is process {holder} already")
-        os.close(fd)
-        return None
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
+            say(f"the supervisor of {root} is process {holder} already")
+            if wait and outlives_holder(root):
+                continue
+            os.close(fd)
+            return None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def outlives_holder(root: str) -> bool:
+    """Waits beside the supervisor that there is, and passes SIGTERM on to it. True if it died rather than end the
+    cluster, so that its place is free."""
+    record = guardian.read_live(root, "supervisor")
+    pidfd = None if record is None else guardian.open_pidfd(record)
+    if pidfd is None:
+        time.sleep(guardian.RESTART_DELAY_FIRST_S)  # it is about to say who it is, or has just died
+        return True
+    asked = False
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+    # A cluster that was ended leaves no records.
+    return not asked and os.path.exists(guardian.record_path(root, "supervisor"))
 
 
 def become_subreaper() -> None:
@@ -368,16 +355,17 @@ def become_subreaper() -> None:
 
 def main() -> int:
     arguments = sys.argv[1:]
-    if len(arguments) != 2 or arguments[0] != "--home":
-        say("usage: python -m racimo.control.supervisor --home DIR")
+    as_service = arguments[2:] == ["--service"]
+    if arguments[:1] != ["--home"] or len(arguments) != (3 if as_service else 2):
+        say("usage: python -m racimo.control.supervisor --home DIR [--service]")
         return 2
     root = os.path.abspath(arguments[1])
     for folder in (root, os.path.join(root, guardian.PROCESSES_DIR), os.path.join(root, guardian.LOGS_DIR)):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chdir(root)
-    lock = hold_lock(root)
+    lock = hold_lock(root, wait=as_service)
     if lock is None:
-        return guardian.SUPERVISOR_HELD
+        return 0 if as_service else guardian.SUPERVISOR_HELD
     bound_own_log(root)
     guardian.write_record(root, "supervisor")
     become_subreaper()

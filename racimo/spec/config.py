@@ -1,4 +1,4 @@
-"""What a home says of its machine's place in a cluster: `config.json`, `join.json`, `cluster.json`; tokens, addresses."""
+"""What a home says of its machine's place in a cluster: `config.json`, `join.json`, `cluster.json`; and tokens."""
 
 import re
 from pathlib import Path
@@ -43,6 +43,19 @@ class ClusterFile(msgspec.Struct, frozen=True):
     id: str
     address: str
     version: str
+
+
+class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`node/link.json`, written by a joined machine's agent whenever `state` or `code` changes. up: linked to the
+    control process. away: it cannot be reached. refused: it does not take this machine. `since_wall_s` is for people;
+    `code`, `message` and `hint` are an error's of `spec.errors`."""
+
+    state: Literal["up", "away", "refused"]
+    since_wall_s: float
+    head: str
+    code: str = ""
+    message: str = ""
+    hint: str = ""
 
 
 class Token(msgspec.Struct, frozen=True):

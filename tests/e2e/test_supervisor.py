@@ -14,7 +14,7 @@ import pytest
 from live_cluster import LiveCluster, wait_until
 
 from racimo.act import guardian
-from racimo.control.supervisor import EXIT_REFUSED, LOOK_AT_HOME_S
+from racimo.control.supervisor import EXIT_REFUSED
 from racimo.version import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.e2e
@@ -97,7 +97,9 @@ def test_a_home_that_was_deleted_ends_its_cluster_and_not_the_next_one_there(fre
     shutil.rmtree(cluster.home.root.with_name("gone"))
     cluster.up()
     assert cluster.cli("run", "--files", "", "--", "echo", "the next").stdout == "the next\n"
-    wait_until(lambda: not old & set(cluster.pids()), "every process of the old cluster gone", LOOK_AT_HOME_S + 5)
+    wait_until(
+        lambda: not old & set(cluster.pids()), "every process of the old cluster gone", guardian.LOOK_AT_HOME_S + 5
+    )
     services = {role: live(cluster, role) for role in ("supervisor", "control", "agent")}
     assert None not in services.values() and not old & set(services.values())
 
