@@ -1,0 +1,274 @@
+"""Agents among themselves: who may speak, contents passed on (also while they arrive), and ways measured."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from racimo.agent import arrivals as arriving
+from racimo.agent import peer_server
+from racimo.agent.arrivals import PIECE_BYTES
+from racimo.agent.blobs import BlobStore
+from racimo.agent.environments import Environments
+from racimo.agent.neighbours import Neighbours
+from racimo.agent.protocol import (
+    FetchBlobs,
+    FetchReply,
+    FindModules,
+    ModulesReply,
+    PeerAddress,
+    ProbePeer,
+    ProbeReply,
+    PutBlobPart,
+)
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.state.nouns import Node
+
+SECRET = "a-secret-of-this-test"
+BIG = 5 * PIECE_BYTES + 77
+
+
+def name_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Host:
+    """One node's part of it, as its agent uses it."""
+
+    def __init__(self, root: Path, secret: str = SECRET) -> None:
+        self.home = Home(root)
+        self.home.node_dir.mkdir(parents=True)
+        self.home.token_file.write_text(secret)
+        self.blobs = BlobStore(self.home.node_dir / "blobs")
+        self.neighbours = Neighbours(self.home, self.blobs, Environments(self.home.node_dir / "envs", root.name))
+        self.peer = PeerAddress(node=root.name, address="", port=0, pin="")
+
+    async def ask(self, body: Any) -> Any:
+        return await self.neighbours.answers[type(body)](body)
+
+    async def open(self) -> None:
+        serving = await self.neighbours.serve_at("127.0.0.1")
+        self.peer = PeerAddress(node=self.peer.node, address=serving.address, port=serving.port, pin=serving.pin)
+        assert serving.of(Node(id="x", host="x", devices=())).peer_port == serving.port > 0
+
+    async def fetch(self, source: "Host", *contents: bytes) -> FetchReply:
+        names = tuple(name_of(content) for content in contents)
+        reply = await self.ask(FetchBlobs(source=source.peer, sha256s=names))
+        assert isinstance(reply, FetchReply)
+        return reply
+
+    def has(self, content: bytes) -> bool:
+        path = self.blobs.path(name_of(content))
+        return path.exists() and path.read_bytes() == content
+
+
+@asynccontextmanager
+async def hosts(tmp_path: Path, count: int) -> AsyncIterator[list[Host]]:
+    async with AsyncExitStack() as stack:
+        made = [Host(tmp_path / f"h{number}") for number in range(1, count + 1)]
+        for host in made:
+            stack.push_async_callback(host.neighbours.close)
+            await host.open()
+        yield made
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scene()
+
+    asyncio.run(bounded())
+
+
+def test_contents_are_fetched_from_another_agent_large_and_small(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            contents = [os.urandom(BIG), b"", b"small", os.urandom(PIECE_BYTES)]
+            for content in contents:
+                one.blobs.put(name_of(content), content)
+            assert await two.fetch(one, *contents) == FetchReply()
+            assert all(two.has(content) for content in contents)
+
+    play(scene)
+
+
+def test_a_chain_passes_a_content_on_while_it_still_arrives(tmp_path: Path) -> None:
+    """The last of the chain has the first pieces before the first of the chain has the last one."""
+
+    async def scene() -> None:
+        async with hosts(tmp_path, 3) as (one, two, three):
+            content = os.urandom(BIG)
+            waiting = [asyncio.create_task(two.fetch(one, content)), asyncio.create_task(three.fetch(two, content))]
+            parts = [content[at : at + PIECE_BYTES] for at in range(0, BIG, PIECE_BYTES)]
+
+            async def put(number: int) -> None:
+                part = PutBlobPart(
+                    sha256=name_of(content), offset=number * PIECE_BYTES, total_bytes=BIG, content=parts[number]
+                )
+                await one.ask(part)
+
+            for number in range(len(parts) - 1):
+                await put(number)
+            drafts = three.home.node_dir / "blobs"
+            while sum(path.stat().st_size for path in drafts.glob(".draft-*")) < 4 * PIECE_BYTES:
+                await asyncio.sleep(0.002)
+            assert not one.has(content)
+            await put(len(parts) - 1)
+            assert await asyncio.gather(*waiting) == [FetchReply(), FetchReply()]
+            assert three.has(content)
+
+    play(scene)
+
+
+def test_what_the_source_does_not_get_either_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving.Arrivals.read, "__defaults__", (0.05,))
+
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            one.blobs.put(name_of(b"there"), b"there")
+            reply = await two.fetch(one, b"there", b"nowhere")
+            assert reply.missing == (name_of(b"nowhere"),)
+            assert two.has(b"there")
+
+    play(scene)
+
+
+def test_a_source_that_goes_away_leaves_what_came_whole_and_names_itself(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            content = os.urandom(BIG)
+            one.blobs.put(name_of(b"first"), b"first")
+            waiting = asyncio.create_task(two.fetch(one, b"first", content))
+            await one.ask(
+                PutBlobPart(sha256=name_of(content), offset=0, total_bytes=BIG, content=content[:PIECE_BYTES])
+            )
+            while not two.has(b"first"):
+                await asyncio.sleep(0.002)
+            await one.neighbours.close()
+            reply = await waiting
+            assert reply.missing == (name_of(content),)
+            assert two.has(b"first") and not two.has(content)
+            assert not list((two.home.node_dir / "blobs").glob(".*")), "no half content stays"
+            assert "h1" in (await two.fetch(one, content)).problem
+
+    play(scene)
+
+
+def test_a_content_that_is_not_what_its_name_says_is_not_kept(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            content = os.urandom(BIG)
+            one.blobs.path(name_of(content)).write_bytes(content[:-1] + b"?")
+            reply = await two.fetch(one, content)
+            assert reply.missing == (name_of(content),) and "SHA-256" in reply.problem
+            assert not two.has(content)
+
+    play(scene)
+
+
+def test_pieces_out_of_order_end_the_arrival(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            content = os.urandom(100)
+            for offset, code in ((0, ""), (60, "invalid-request"), (50, "invalid-request")):
+                part = PutBlobPart(
+                    sha256=name_of(content), offset=offset, total_bytes=100, content=content[offset : offset + 50]
+                )
+                if not code:
+                    await one.ask(part)
+                    continue
+                with pytest.raises(RacimoError) as caught:
+                    await one.ask(part)
+                assert caught.value.code == code
+            with pytest.raises(RacimoError):
+                await one.ask(PutBlobPart(sha256="../../etc", offset=0, total_bytes=1, content=b"x"))
+
+    play(scene)
+
+
+def test_an_agent_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            one.blobs.put(name_of(b"private"), b"private")
+            stranger = Host(tmp_path / "stranger", "another-secret")
+            reply = await stranger.fetch(one, b"private")
+            assert reply.missing and "another cluster's token" in reply.problem
+            assert not stranger.has(b"private")
+
+    play(scene)
+
+
+def test_another_machine_at_the_same_address_gets_no_proof(tmp_path: Path) -> None:
+    """The pin that control gave out is compared before anything is said."""
+
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            two.peer = msgspec.structs.replace(one.peer, pin="0" * 64)
+            reply = await one.ask(ProbePeer(peer=two.peer))
+            assert "answers another than the agent" in reply.problem
+
+    play(scene)
+
+
+def test_a_way_is_measured_and_one_that_is_closed_is_named(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            reply = await one.ask(ProbePeer(peer=two.peer, round_trips=5, size_bytes=2_000_000))
+            assert isinstance(reply, ProbeReply) and not reply.problem
+            assert 0 < reply.latency_s < 1 and reply.bandwidth_bytes_per_s > 1e6
+            await two.neighbours.close()
+            closed = await one.ask(ProbePeer(peer=two.peer))
+            assert f"127.0.0.1:{two.peer.port}" in closed.problem and "h2" in closed.problem
+
+    play(scene)
+
+
+def test_an_agent_keeps_its_port_and_certificate_across_restarts(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, _):
+            before = one.peer
+            await one.neighbours.close()
+            again = Neighbours(one.home, one.blobs, Environments(tmp_path / "envs", "h1"))
+            serving = await again.serve_at("127.0.0.1")
+            assert (serving.port, serving.pin) == (before.port, before.pin)
+            assert await again.serve_at("127.0.0.1") is serving
+            await again.close()
+
+    play(scene)
+
+
+def test_an_address_of_another_machine_leaves_the_node_without_a_port(tmp_path: Path) -> None:
+    async def scene() -> None:
+        host = Host(tmp_path / "h")
+        serving = await host.neighbours.serve_at("192.0.2.77")
+        assert serving.port == 0
+        await host.neighbours.close()
+
+    play(scene)
+
+
+def test_beyond_the_bound_another_agent_is_told_to_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_server, "MAX_PEERS", 0)
+
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            reply = await one.fetch(two, b"x")
+            assert "being served" in reply.problem
+
+    play(scene)
+
+
+def test_modules_are_looked_up_without_being_imported(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            reply = await one.ask(FindModules(modules=("json", "torch", "no_such_module_here", "not a name")))
+            assert reply == ModulesReply(missing=("no_such_module_here",))
+
+    play(scene)
