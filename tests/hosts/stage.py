@@ -221,6 +221,9 @@ class Hosts:
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts)
 
+    def index(self, host: Host) -> int:
+        return self._hosts.index(host)
+
     def __len__(self) -> int:
         return len(self._hosts)
 
