@@ -68,13 +68,13 @@ def enforce_cap(path: Path, max_bytes: int = MAX_LOG_BYTES) -> int:
         if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, begin) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), os.fspath(path))
-        os.pwrite(fd, _notice(os.pread(fd, BLOCK_BYTES, begin), begin), begin)
+        os.pwrite(fd, notice_over(os.pread(fd, BLOCK_BYTES, begin), begin), begin)
     finally:
         os.close(fd)
     return stat.st_blocks * 512 - path.stat().st_blocks * 512
 
 
-def _notice(block: bytes, dropped_bytes: int) -> bytes:
+def notice_over(block: bytes, dropped_bytes: int) -> bytes:
     """What replaces the start of the kept part, up to the end of a line, so that no half line is left."""
     notice = f"{NOTICE_HEAD}{format_size(dropped_bytes)}{NOTICE_TAIL}".encode()
     end = block.find(b"\n", len(notice))

@@ -42,6 +42,10 @@ class Starter:
         self._unpacking: dict[Path, asyncio.Task[None]] = {}
         self._ports: dict[str, int] = {}
 
+    def set_node(self, node: Node) -> None:
+        """The node as it is from now on: it has got an address."""
+        self._node = node
+
     async def launch(self, order: WorkerOrder, beside: WorkerOrder | None) -> Forked:
         """Forks the worker. `StartFailed` with the reason, or `OSError`."""
         if order.exec_of and beside is None:

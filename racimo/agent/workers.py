@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import select
 import signal
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -16,6 +14,7 @@ from racimo.agent.entry import REPORTED_FILE, Entry, read_ready
 from racimo.agent.exits import BALLAST_FILE, PID_FILE, read_exit, write_exit
 from racimo.agent.launch import Reaped
 from racimo.agent.launching import read_order, write_order
+from racimo.agent.leftovers import REAP_WAIT_S, end_leftovers
 from racimo.agent.logs import cap_logs
 from racimo.agent.protocol import StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
@@ -23,14 +22,13 @@ from racimo.agent.runs import newest_commit
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
 from racimo.agent.stopping import signal_worker, stop_worker, terminate
+from racimo.agent.turns import await_turn
 from racimo.agent.zygotes import Zygotes
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.events import WorkerExited, WorkerStarted
 from racimo.state.nouns import Exit, Failure, Node, parse_worker_id
 
-REAP_WAIT_S = 2.0
-"""How long a zygote may take to clean up after a worker before the agent does it itself."""
 SPOOL_RETRY_S = 1.0
 EXEC_GRACE_S = 2.0
 """An `exec` command ends with the worker that it runs beside."""
@@ -59,6 +57,11 @@ class Workers:
 
     def of_run(self, run: str) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.run == run]
+
+    def set_node(self, node: Node) -> None:
+        """The node as it is from now on: it has got an address."""
+        self._node = node
+        self._starter.set_node(node)
 
     # Finding those of an earlier agent
 
@@ -97,9 +100,10 @@ class Workers:
     # Starting
 
     def start(self, message: StartWorker) -> StartReply:
-        """Takes an order; it is carried out in the background. The same order again changes nothing.
+        """Takes an order; it is carried out in the background, once nobody is in its way (`agent.turns`). The same
+        order again changes nothing.
 
-        `RacimoError`: `wrong-state` if another attempt of the run is alive here, `busy` beyond the bounds.
+        `RacimoError`: `wrong-state` if a newer attempt of the run was here, `busy` beyond the bounds.
         """
         order = message.order
         run, attempt, _ = parse_worker_id(order.worker)
@@ -109,11 +113,8 @@ class Workers:
                 known.start_task = asyncio.create_task(self._tell_again(known), name=f"tell again {known.name}")
             return StartReply()
         for other in self.of_run(run) if not order.exec_of else ():
-            if other.order.exec_of:
-                continue
-            if other.attempt > attempt or (other.live and other.attempt < attempt):
-                state = "alive" if other.live else "newer"
-                raise RacimoError("wrong-state", f"{order.worker} cannot start: {other.name} is {state}")
+            if not other.order.exec_of and other.attempt > attempt:
+                raise RacimoError("wrong-state", f"{order.worker} cannot start: {other.name} is newer")
         if self._spool.full or len(self.live) >= MAX_LIVE_WORKERS:
             raise RacimoError(
                 "busy", f"{len(self.live)} workers and {len(self._spool.pending)} untold events are too many"
@@ -130,9 +131,10 @@ class Workers:
     async def _start(self, entry: Entry) -> None:
         try:
             write_order(entry.directory, entry.order)
+            await await_turn(self.entries, entry, self.ended)
             beside = self.entries.get(entry.order.exec_of)
             forked = await self._starter.launch(entry.order, beside.order if beside else None)
-        except (StartFailed, OSError) as error:
+        except (StartFailed, RacimoError, OSError) as error:
             await self._start_failed(entry, error)
             return
         except asyncio.CancelledError:
@@ -151,13 +153,19 @@ class Workers:
             stop_worker(entry, StopWorker(worker=entry.name, how="pause"))
         await self._append(WorkerStarted(run=entry.run, attempt=entry.attempt, index=entry.index, pid=forked.pid))
 
-    async def _start_failed(self, entry: Entry, error: StartFailed | OSError) -> None:
-        failure = error.failure if isinstance(error, StartFailed) else failure_of_os_error(error, self._node.host)
+    async def _start_failed(self, entry: Entry, error: StartFailed | RacimoError | OSError) -> None:
+        match error:
+            case StartFailed():
+                failure = error.failure
+            case RacimoError():
+                failure = Failure(code=error.code, message=error.message, hint=error.hint)
+            case OSError():
+                failure = failure_of_os_error(error, self._node.host)
         failure = msgspec.structs.replace(failure, rank=entry.order.rank, worker=entry.name)
         await self._fence(entry, Exit(outcome="failed", failure=failure))
 
     async def _never_start(self, entry: Entry) -> None:
-        await self._fence(entry, Exit(outcome="killed", signal=signal.SIGTERM))
+        await self._fence(entry, Exit(outcome="killed", signal=signal.SIGTERM, failure=entry.doom))
 
     async def _fence(self, entry: Entry, exit: Exit) -> None:
         """Ends a worker that has (perhaps) not begun: a fork that is still under way finds `exit.json` and leaves."""
@@ -230,7 +238,7 @@ class Workers:
             entry.record = claimed
         exit = read_exit(entry.directory) or entry.reaped_exit or self._unrecorded_exit(entry)
         if entry.reaped_exit is None and entry.record is not None:
-            await asyncio.to_thread(_end_leftovers, entry.directory, entry.record.pid)
+            await asyncio.to_thread(end_leftovers, entry.directory, entry.record.pid)
         self._close_pidfd(entry)
         if entry.doom is not None and exit.outcome == "killed":
             exit = msgspec.structs.replace(exit, failure=entry.doom)
@@ -334,6 +342,16 @@ class Workers:
         self.commits.pop(run, None)
         self._starter.forget_run(run)
 
+    def end_opaque(self, reason: str) -> None:
+        """Ends every worker that is not known to be exact: the lease of this node on it is over. Their exits say
+        `node-lost` with `reason`. Doing it twice changes nothing."""
+        for entry in self.live:
+            if entry.ready is not None or entry.doom is not None:
+                continue
+            message = f"{entry.name} was ended on {self._node.host}: {reason}"
+            entry.doom = Failure(code="node-lost", message=message, rank=entry.order.rank, worker=entry.name)
+            stop_worker(entry, StopWorker(worker=entry.name, how="abort"))
+
     async def settle(self) -> None:
         """Waits until no worker is alive (all exits told)."""
         while self.live:
@@ -352,34 +370,6 @@ def _cap_logs(entry: Entry) -> None:
         cap_logs(entry.directory)
     except OSError as error:
         print(f"agent: cannot shorten the logs of {entry.name}: {error}", file=sys.stderr)
-
-
-def _end_leftovers(directory: Path, session: int) -> None:
-    """SIGKILLs what a dead worker left in its session or with its environment."""
-    marker = os.fsencode(directory / "worker.json")
-    for _ in range(processes.MAX_KILL_ROUNDS):
-        strays = set(processes.pids_of_session(session)) | set(processes.pids_marked(b"RACIMO_WORKER", marker))
-        if not strays:
-            return
-        for pid in strays:
-            processes.kill_quietly(pid, signal.SIGKILL)
-        for pid in strays:
-            _await_end(pid)
-
-
-def _await_end(pid: int) -> None:
-    """Waits (bounded) for a process that was just killed, and reaps it if it is ours."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([pidfd], [], [], REAP_WAIT_S)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        pass  # somebody else's child: its parent reaps it
-    finally:
-        os.close(pidfd)
 
 
 def failure_of_os_error(error: OSError, host: str) -> Failure:
