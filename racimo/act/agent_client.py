@@ -1,14 +1,18 @@
-"""The control process's end of an agent's Unix socket: requests in flight by id, no polling."""
+"""The control process's end of a connection with an agent, whoever made it: requests in flight by id, no polling."""
 
 import asyncio
 import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from racimo.agent.answers import error_of
 from racimo.agent.frames import FrameError, encode_frame, read_frame
 from racimo.agent.protocol import (
     MAX_FRAME_BYTES,
+    Beat,
     ControlHello,
     ControlWelcome,
     Refused,
@@ -17,7 +21,7 @@ from racimo.agent.protocol import (
     Request,
     RequestBody,
 )
-from racimo.spec.errors import ERROR_KINDS, RacimoError
+from racimo.spec.errors import RacimoError
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_IN_FLIGHT = 256
@@ -26,17 +30,15 @@ _FIRST_ANSWER = msgspec.msgpack.Decoder(ControlWelcome | Refused)
 _REPLY = msgspec.msgpack.Decoder(Reply)
 
 
-def _error_from(refused: Refused) -> RacimoError:
-    code = refused.code if refused.code in ERROR_KINDS else "internal"
-    return RacimoError(code, refused.message, refused.hint)
-
-
 class AgentClient:
-    """One connection. `welcome` is the agent's first answer; `closed` is set when the connection has ended."""
+    """One connection. `welcome` is how the agent introduced itself; `closed` is set when the connection has ended.
+    `on_beat` is called with each of its signs of life; `heard_s` is when anything came last (`time.monotonic`)."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: ControlWelcome) -> None:
         self.welcome = welcome
         self.closed = asyncio.Event()
+        self.on_beat: Callable[[Beat], None] = lambda beat: None
+        self.heard_s = time.monotonic()
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count(1)
@@ -63,7 +65,7 @@ class AgentClient:
         answer = _FIRST_ANSWER.decode(body)
         if isinstance(answer, Refused):
             writer.close()
-            raise _error_from(answer)
+            raise error_of(answer)
         return AgentClient(reader, writer, answer)
 
     async def request(self, body: RequestBody) -> ReplyBody:
@@ -81,33 +83,43 @@ class AgentClient:
                 self._writer.write(encode_frame(Request(number, body)))
                 await self._writer.drain()
                 answer = await reply
-            except (ConnectionError, FrameError) as error:
+            except (OSError, FrameError) as error:
                 raise RacimoError("unreachable", f"the agent could not be asked: {error}") from error
             finally:
                 self._waiting.pop(number, None)
         if isinstance(answer, Refused):
-            raise _error_from(answer)
+            raise error_of(answer)
         return answer
 
     async def close(self) -> None:
-        """Ends the connection; requests in flight fail with `unreachable`."""
-        self._writer.close()
+        """Ends the connection at once; requests in flight fail with `unreachable`."""
+        self.abort()
         await self.closed.wait()
         await asyncio.gather(self._receiver, return_exceptions=True)
+
+    def abort(self) -> None:
+        """As `close`, without waiting for it: what was not sent is dropped, the other side may be gone."""
+        self._writer.transport.abort()
 
     async def _receive(self) -> None:
         why = "the connection to the agent has ended"
         try:
             while (body := await read_frame(self._reader)) is not None:
                 reply = _REPLY.decode(body)
+                self.heard_s = time.monotonic()
+                if isinstance(reply.body, Beat):
+                    self.on_beat(reply.body)
+                    continue
                 waiting = self._waiting.pop(reply.id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply.body)
         except (FrameError, msgspec.DecodeError) as error:
             why = f"the agent does not speak our protocol: {error}"
+        except OSError as error:
+            why = f"the connection to the agent broke: {error}"
         finally:
             self.closed.set()
-            self._writer.close()
+            self._writer.transport.abort()
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(RacimoError("unreachable", why))

@@ -9,11 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from racimo.act import guardian
 from racimo.agent import processes
 from racimo.agent.daemon import Agent
 from racimo.agent.discovery import discover_node
 from racimo.agent.private_folder import make_private_folder
+from racimo.agent.uplink import own_address
+from racimo.spec.config import JoinConfig, parse_address, read_config, read_join
 from racimo.spec.errors import ExitCode
 from racimo.spec.home import Home
 
@@ -47,16 +51,26 @@ def _lock(path: Path) -> int | None:
 
 
 async def _serve(home: Home, slots: int | None, price: float) -> None:
-    agent = Agent(home, discover_node(home, slots, price))
+    join, bind = read_join(home), read_config(home).bind
+    agent = Agent(home, msgspec.structs.replace(discover_node(home, slots, price), address=_address(join, bind)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopped.set)
     await agent.server.listen(home.agent_socket)
+    if join is not None:
+        agent.join(join)
     watch = guardian.watch(home.root, loop, lambda sentence: print(f"agent: {sentence}", file=sys.stderr))
     await agent.stopped.wait()
     if watch is not None:
         watch.close()
     await agent.close()
+
+
+def _address(join: JoinConfig | None, bind: str) -> str:
+    """Where other nodes reach this one; "" for a cluster of one machine, or while there is no way to the head."""
+    if join is None:
+        return parse_address(bind)[0] if bind else ""
+    return join.address_of_this_node or own_address(parse_address(join.address)[0])
 
 
 def main() -> int:

@@ -1,7 +1,9 @@
 """The agent as a whole: answers control's requests, hears its workers, and stays out of the way otherwise."""
 
 import asyncio
+import hmac
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -11,10 +13,12 @@ from typing import Any
 import msgspec
 
 from racimo.agent import processes
+from racimo.agent.beats import Waits, beat_for_ever
 from racimo.agent.blobs import BlobStore
 from racimo.agent.entry import READY_FILE, Entry, read_ready
 from racimo.agent.frames import encode_frame
 from racimo.agent.inotify import FileWatcher
+from racimo.agent.lease import Lease
 from racimo.agent.logs import read_log
 from racimo.agent.protocol import (
     Announce,
@@ -22,6 +26,7 @@ from racimo.agent.protocol import (
     ControlWelcome,
     EventBatch,
     ForgetRun,
+    LinkAccepted,
     LogChunk,
     NewGeneration,
     Ok,
@@ -33,6 +38,7 @@ from racimo.agent.protocol import (
     PullEvents,
     PullProgress,
     PutBlob,
+    Reachable,
     ReadLog,
     ReadReports,
     Ready,
@@ -51,19 +57,25 @@ from racimo.agent.pulse import Pulse
 from racimo.agent.runs import Runs, newest_run_number
 from racimo.agent.server import Server
 from racimo.agent.spool import Spool
-from racimo.agent.stopping import stop_worker, terminate
+from racimo.agent.stopping import signal_worker, stop_worker, terminate
+from racimo.agent.uplink import Uplink
 from racimo.agent.verdict import free_disk_bytes
 from racimo.agent.watch import Watch
 from racimo.agent.whole_file import write_whole
 from racimo.agent.workers import Workers
+from racimo.spec.config import JoinConfig, parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.events import WorkerReady
-from racimo.state.nouns import Node
+from racimo.state.nouns import Failure, Node
 
 MAX_WAIT_S = 60.0
 MAX_LOG_CHUNK_BYTES = 4 * 2**20
 MAX_EVENTS = 5_000
+BEAT_IDLE_S = 30.0
+"""On the socket, where an agent that is gone is noticed by its connection."""
+WORKER_PORTS = (7800, 8799)
+"""Where workers listen for those of their run on other nodes (first, last)."""
 
 
 class Agent:
@@ -82,10 +94,13 @@ class Agent:
         self._progress_changed = Pulse()
         self.workers = Workers(home, node, self._spool, self._blobs)
         self.workers.adopt_all()
+        self._waits = Waits(self.workers)
+        self._link_tasks: list[asyncio.Task[None]] = []
         self._watch = Watch(home, node.host, self.workers, self._runs, self._spool, self._files)
         self.server = Server(
             welcome=self._welcome,
             answer=self.answer,
+            beat=lambda writer: self._beat(writer, LinkAccepted(cluster="", version="", beat_idle_s=BEAT_IDLE_S)),
             worker_connected=self._worker_connected,
             worker_said=self._worker_said,
             worker_left=self._worker_left,
@@ -104,6 +119,18 @@ class Agent:
             Shutdown: self._shutdown,
         }
 
+    def join(self, config: JoinConfig) -> None:
+        """Keeps a link to the control process on another machine."""
+        lease = Lease(self._home.node_dir / "contact.json", self._end_opaque)
+        uplink = Uplink(
+            self._home, config, lease,
+            welcome=self._welcome, answer=self.answer, beat=self._beat, linked_from=self._linked_from,
+        )  # fmt: skip
+        self._link_tasks += [
+            asyncio.create_task(uplink.run(), name="uplink"),
+            asyncio.create_task(lease.watch(), name="lease"),
+        ]
+
     async def answer(self, body: RequestBody) -> ReplyBody:
         """One request. `RacimoError` becomes `Refused`."""
         handler = self._answers.get(type(body))
@@ -113,6 +140,10 @@ class Agent:
 
     async def close(self) -> None:
         """Lets go of everything; workers and zygotes live on unless `ends_all`."""
+        for task in self._link_tasks:
+            task.cancel()
+        await asyncio.gather(*self._link_tasks, return_exceptions=True)
+        self._waits.close()
         await self._watch.close()
         await self.server.close()
         await self.workers.zygotes.close(end_zygotes=self.ends_all)
@@ -133,10 +164,31 @@ class Agent:
             newest_run=newest_run_number(self._home),
         )
 
+    # The way to control
+
+    async def _beat(self, writer: asyncio.StreamWriter, accepted: LinkAccepted) -> None:
+        await beat_for_ever(writer, self.workers, self._waits, busy_s=accepted.beat_busy_s, idle_s=accepted.beat_idle_s)
+
+    def _linked_from(self, address: str) -> None:
+        """The first time that this node learns how it is seen, unless it was told so."""
+        if not self._node.address:
+            self._node = msgspec.structs.replace(self._node, address=address)
+            self.workers.set_node(self._node)
+            for entry in self.workers.live:
+                self._tell_reachable(entry)
+
+    async def _end_opaque(self, why: str) -> None:
+        for entry in self.workers.live:
+            if entry.ready is None and entry.doom is None and entry.record is not None:
+                entry.doom = Failure(code="node-lost", message=why, rank=entry.order.rank, worker=entry.name)
+                signal_worker(entry, signal.SIGKILL)
+
     # What control asks
 
     async def _start_worker(self, message: StartWorker) -> ReplyBody:
-        return self.workers.start(message)
+        reply = self.workers.start(message)
+        self._waits.changed.beat()
+        return reply
 
     async def _put_blob(self, message: PutBlob) -> ReplyBody:
         await asyncio.to_thread(self._blobs.put, message.sha256, message.content)
@@ -261,12 +313,26 @@ class Agent:
             print(f"agent: {hello.worker} (pid {hello.pid}) is not a live worker of mine", file=sys.stderr)
             return False
         entry.writer = writer
+        self._tell_reachable(entry)
         generation = self._runs.generation(entry.run)
         if generation is not None and generation.attempt == entry.attempt:
             entry.send(encode_frame(_new_generation(generation)))
         if entry.wish:
             entry.send(encode_frame(PleasePause() if entry.wish == "pause" else PleaseLeave()))
         return True
+
+    def _tell_reachable(self, entry: Entry) -> None:
+        """Where the worker may listen for those of its attempt on other nodes."""
+        if not self._node.address:
+            return
+        try:
+            secret = parse_token(self._home.token_file.read_text()).secret
+        except (OSError, RacimoError) as error:
+            print(f"agent: {entry.name} cannot be reached from other nodes: {error}", file=sys.stderr)
+            return
+        key = hmac.digest(secret.encode(), f"mesh {entry.run}/{entry.attempt}".encode(), "sha256")
+        told = Reachable(node=self._node.id, address=self._node.address, ports=WORKER_PORTS, key=key)
+        entry.send(encode_frame(told))
 
     def _worker_left(self, worker: str, writer: asyncio.StreamWriter) -> None:
         entry = self.workers.entries.get(worker)
@@ -288,6 +354,7 @@ class Agent:
         if entry.progress is None or entry.progress.phase_number != progress.phase_number:
             entry.progress_at_s = time.monotonic()
         entry.progress = progress
+        self._waits.note(entry)
         commits = self.workers.commits
         commits[entry.run] = max(commits.get(entry.run, 0), progress.step)
         self._progress_number += 1

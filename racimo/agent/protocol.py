@@ -149,10 +149,12 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(_Message, frozen=True, kw_only=True):
-    """A sign of life from agent to control, in between replies; one comes at once when `waits` changes."""
+    """A sign of life from agent to control, in between replies; one comes at once when `waits` changes. The next one
+    follows within `next_s`."""
 
     number: int
     waits: tuple[Wait, ...] = ()
+    next_s: float = 0.5
 
 
 class ControlWelcome(_Message, frozen=True, kw_only=True):
@@ -444,7 +446,8 @@ class Request(msgspec.Struct, frozen=True):
 
 class Reply(msgspec.Struct, frozen=True):
     id: int
-    body: ReplyBody
+    body: ReplyBody | Beat
+    """A `Beat` answers nothing: its id is 0."""
 
 
 # Worker to agent

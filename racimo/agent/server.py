@@ -4,11 +4,12 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
 
+from racimo.agent.answers import Answer, answer_requests
 from racimo.agent.frames import FrameError, encode_frame, peer_uid, read_frame
 from racimo.agent.protocol import (
     MAX_FRAME_BYTES,
@@ -16,21 +17,14 @@ from racimo.agent.protocol import (
     ControlWelcome,
     Opening,
     Refused,
-    Reply,
-    ReplyBody,
-    Request,
-    RequestBody,
     WorkerHello,
     WorkerMessage,
 )
-from racimo.spec.errors import RacimoError
 from racimo.version import PROTOCOL_VERSION, __version__
 
-MAX_REQUESTS_IN_FLIGHT = 256
 HELLO_TIMEOUT_S = 10.0
 
 _OPENING = msgspec.msgpack.Decoder(Opening)
-_REQUEST = msgspec.msgpack.Decoder(Request)
 _WORKER_MESSAGE = msgspec.msgpack.Decoder(WorkerMessage)
 
 
@@ -41,12 +35,13 @@ class Server:
         self,
         *,
         welcome: Callable[[], ControlWelcome],
-        answer: Callable[[RequestBody], Awaitable[ReplyBody]],
+        answer: Answer,
+        beat: Callable[[asyncio.StreamWriter], Coroutine[None, None, None]],
         worker_connected: Callable[[WorkerHello, asyncio.StreamWriter], bool],
         worker_said: Callable[[str, WorkerMessage], None],
         worker_left: Callable[[str, asyncio.StreamWriter], None],
     ) -> None:
-        self._welcome, self._answer = welcome, answer
+        self._welcome, self._answer, self._beat = welcome, answer, beat
         self._worker_connected, self._worker_said, self._worker_left = worker_connected, worker_said, worker_left
         self._control: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
@@ -100,38 +95,13 @@ class Server:
             self._control.close()
         self._control = writer
         writer.write(encode_frame(self._welcome()))
-        tasks: set[asyncio.Task[None]] = set()
+        beats = asyncio.create_task(self._beat(writer), name="beats")
         try:
-            while (body := await read_frame(reader)) is not None:
-                request = _REQUEST.decode(body)
-                if len(tasks) >= MAX_REQUESTS_IN_FLIGHT:
-                    _reply(writer, request.id, Refused(code="busy", message=f"{len(tasks)} requests are in flight"))
-                    continue
-                task = asyncio.create_task(self._answer_one(request, writer))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+            await answer_requests(reader, writer, self._answer)
         finally:
-            for task in tasks:
-                task.cancel()
+            beats.cancel()
             if self._control is writer:
                 self._control = None
-
-    async def _answer_one(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        try:
-            reply = await self._answer(request.body)
-        except RacimoError as error:
-            reply = Refused(code=error.code, message=error.message, hint=error.hint)
-        except OSError as error:
-            code = "disk-full" if error.errno == 28 else "internal"
-            reply = Refused(code=code, message=f"{type(request.body).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - a fault of ours must reach control as an answer, not as silence
-            sys.excepthook(type(error), error, error.__traceback__)
-            reply = Refused(code="internal", message=f"{type(request.body).__name__}: {error!r}")
-        _reply(writer, request.id, reply)
-        try:
-            await writer.drain()
-        except ConnectionError:
-            pass  # control is gone; it asks again when it is back
 
     async def _serve_worker(
         self, hello: WorkerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -143,8 +113,3 @@ class Server:
                 self._worker_said(hello.worker, _WORKER_MESSAGE.decode(body))
         finally:
             self._worker_left(hello.worker, writer)
-
-
-def _reply(writer: asyncio.StreamWriter, number: int, body: ReplyBody) -> None:
-    if not writer.is_closing():
-        writer.write(encode_frame(Reply(number, body)))

@@ -53,6 +53,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "join.json"
 
     @property
+    def link_file(self) -> Path:
+        """JSON (`spec.config.LinkState`): how the joined machine's agent stands with control, for people."""
+        return self.root / "node" / "link.json"
+
+    @property
     def certificate_file(self) -> Path:
         """PEM of the cluster's certificate: the head's own, or the one that a joined machine has pinned."""
         return self.root / "cluster.pem"
