@@ -2,6 +2,8 @@
 
 import argparse
 
+import msgspec
+
 from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import add_output, amount, count
 from racimo.control.views import ClusterView
@@ -14,19 +16,31 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots", type=count, help="CPU slots to offer on a machine without accelerators (default: its cores)"
     )
     parser.add_argument("--price", type=amount, help="price per device-hour, so that runs show what they cost")
+    parser.add_argument(
+        "--bind", metavar="IP[:PORT]", help="let other machines join, at this address (prints the line to paste there)"
+    )
+    parser.add_argument(
+        "--carrier", choices=("link", "ray"), help="what brings machines: joining alone, or Ray as well"
+    )
     add_output(parser)
 
 
 def _up(args: argparse.Namespace) -> int:
     from racimo.client.start import up
 
-    started = up(Home.default(), slots=args.slots, price=args.price, say=talk)
+    started = up(Home.default(), slots=args.slots, price=args.price, bind=args.bind, carrier=args.carrier, say=talk)
     if args.output == "json":
-        write_json(started.cluster)
+        view = msgspec.to_builtins(started.cluster)
+        write_json({**view, "join": started.join} if started.join else view)
         return 0
     talk("the cluster is up" if started.fresh else "the cluster was up already")
+    say = talk if args.bind is not None else write  # then the line to paste stands alone
     for line in cluster_lines(started.cluster):
-        write(line)
+        say(line)
+    if started.join:
+        if args.bind is not None:
+            talk("on each machine that is to join, type:")
+        write(started.join)
     return 0
 
 
@@ -47,7 +61,7 @@ def _down_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from racimo.client.start import down
+    from racimo.client.ending import down
 
     home = Home.default()
     if down(home, say=talk):
@@ -59,7 +73,7 @@ def _down(args: argparse.Namespace) -> int:
 
 def _version(args: argparse.Namespace) -> int:
     from racimo.client.discovery import Finder
-    from racimo.client.start import probe
+    from racimo.client.probing import probe
 
     cluster = probe(Finder(talk, may_start=False).find())
     versions = {"racimo": __version__, "protocol": PROTOCOL_VERSION}

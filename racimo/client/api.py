@@ -145,7 +145,12 @@ class Client:
         while True:
             slice_s = min(WAIT_SLICE_S, left_s)
             view = self._session.call(
-                "GET", f"{_run_path(run)}/wait", RunView, params={"timeout_s": slice_s}, timeout_s=slice_s + 30
+                "GET",
+                f"{_run_path(run)}/wait",
+                RunView,
+                params={"timeout_s": slice_s},
+                timeout_s=slice_s + 30,
+                following=True,
             )
             left_s -= slice_s
             if view.status in ENDED or left_s <= 0:

@@ -10,6 +10,7 @@ import msgspec
 
 from racimo.act.guardian import read_live
 from racimo.client.say import Say
+from racimo.spec.config import ClusterFile, Token, join_address, parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
@@ -18,20 +19,14 @@ if TYPE_CHECKING:
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An address and the token for it. `home` is None where the cluster belongs to another machine or user."""
+    """An address and the secret for it. `home` is None where the cluster belongs to another machine or user.
+    `certificate`: the one (PEM) that an https address must show; empty where the system's authorities decide."""
 
     address: str
     token: str
     token_source: str
     home: Home | None = None
-
-
-class ClusterFile(msgspec.Struct, frozen=True):
-    """`cluster.json`, as the control process writes it."""
-
-    id: str
-    address: str
-    version: str
+    certificate: bytes = b""
 
 
 class Finder:
@@ -42,6 +37,8 @@ class Finder:
         self._may_start = may_start
         self._remote = home is None and bool(os.environ.get("RACIMO_ADDRESS"))
         self.home = home or Home.default()
+        self._endpoint: Endpoint | None = None
+        """A cluster elsewhere, whose certificate was fetched and compared once."""
 
     def never_starting(self) -> "Finder":
         """A finder of the same cluster that starts none."""
@@ -51,7 +48,8 @@ class Finder:
 
     def find(self) -> Endpoint | None:
         if self._remote:
-            return remote_endpoint(os.environ["RACIMO_ADDRESS"], self.home)
+            self._endpoint = self._endpoint or remote_endpoint(os.environ["RACIMO_ADDRESS"], self.home)
+            return self._endpoint
         return local_endpoint(self.home)
 
     def find_or_start(self) -> Endpoint:
@@ -61,6 +59,14 @@ class Finder:
         if endpoint is None:
             raise RacimoError("unreachable", f"no cluster is running here (in {self.home.root})", self.cure())
         return endpoint
+
+    @property
+    def head(self) -> str:
+        """`IP:PORT` of the control process where it runs on another machine; "" where it is this one's."""
+        if self._remote:
+            return urlsplit(self._endpoint.address).netloc if self._endpoint is not None else ""
+        found = local_endpoint(self.home) if self.home.join_file.exists() else None
+        return urlsplit(found.address).netloc if found is not None else ""
 
     def may_come_back(self, *, patient: bool = False) -> bool:
         """Whether somebody is there to start the control process again. Of a cluster elsewhere nobody here knows."""
@@ -72,6 +78,11 @@ class Finder:
         """Starts a cluster here, or None where that is not ours to do."""
         if self._remote or not self._may_start:
             return None
+        if self.home.join_file.exists():
+            raise RacimoError(
+                "unreachable", f"this machine has joined a cluster and its agent is not running ({self.home.root})",
+                "racimo up   # starts it again; racimo down leaves the cluster"
+            )  # fmt: skip
         from racimo.client.start import up
 
         self._say(f"no cluster is running here; starting one in {self.home.root} (racimo down ends it)")
@@ -107,7 +118,15 @@ def remote_endpoint(address: str, home: Home) -> Endpoint:
             f"$RACIMO_ADDRESS is an address such as http://127.0.0.1:7400, not {os.environ.get('RACIMO_ADDRESS')!r}",
         )
     token_file = Path(os.environ.get("RACIMO_TOKEN_FILE") or home.token_file)
-    return Endpoint(address=address.rstrip("/"), token=_read_token(token_file), token_source=str(token_file))
+    token = _read_token(token_file)
+    certificate = b""
+    if parts.scheme == "https" and token.pin:
+        from racimo.act.tls import fetch_certificate
+
+        certificate = fetch_certificate(join_address(parts.hostname, parts.port or 443), token.pin)
+    return Endpoint(
+        address=address.rstrip("/"), token=token.secret, token_source=str(token_file), certificate=certificate
+    )
 
 
 def local_endpoint(home: Home) -> Endpoint | None:
@@ -122,12 +141,22 @@ def local_endpoint(home: Home) -> Endpoint | None:
     except msgspec.MsgspecError:
         return None  # left by a crash in the middle of a write by something that does not write atomically
     token_file = Path(os.environ.get("RACIMO_TOKEN_FILE") or home.token_file)
-    return Endpoint(address=found.address, token=_read_token(token_file), token_source=str(token_file), home=home)
-
-
-def _read_token(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        certificate = home.certificate_file.read_bytes() if found.address.startswith("https:") else b""
+    except OSError as error:
+        raise RacimoError("unauthorized", f"cannot read {home.certificate_file}: {error.strerror}") from None
+    return Endpoint(
+        address=found.address,
+        token=_read_token(token_file).secret,
+        token_source=str(token_file),
+        home=home,
+        certificate=certificate,
+    )
+
+
+def _read_token(path: Path) -> Token:
+    try:
+        return parse_token(path.read_text())
     except OSError as error:
         hint = "export RACIMO_TOKEN_FILE=FILE with the token that `racimo up` made (the file `token` in its home)"
         raise RacimoError("unauthorized", f"no token: {path}: {error.strerror}", hint) from None

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from racimo.client.discovery import local_endpoint
-from racimo.client.start import probe, service_records
+from racimo.client.ending import service_records
+from racimo.client.probing import probe
 from racimo.control.views import ClusterView
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home

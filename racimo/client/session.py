@@ -13,16 +13,19 @@ import msgspec
 
 from racimo.client.discovery import Endpoint, Finder
 from racimo.client.light_httpx import httpx
+from racimo.client.probing import headers_for, raise_for_certificate, transport_for
 from racimo.client.say import Say
 from racimo.control.views import ErrorView
 from racimo.spec.errors import ERROR_KINDS, RacimoError
-from racimo.version import PROTOCOL_VERSION
+from racimo.spec.quantity import format_duration
 
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 60.0
 STREAM_SILENCE_S = 50.0
 """A stream sends an empty line every 15 s; one that is silent for longer is dead."""
 RETRY_S = 30.0
+HEAD_PATIENCE_S = 3600.0
+"""How long a stream waits for a head on another machine to come back: the runs that it follows go on meanwhile."""
 FIRST_DELAY_S = 0.02
 MAX_DELAY_S = 1.0
 SAY_AFTER_S = 1.0
@@ -43,8 +46,14 @@ class Backoff:
         self._waits_for = waits_for
         self._limit_s = RETRY_S if limit_s is None else limit_s
         self._began_s = time.monotonic()
+        self._began_wall_s = time.time()
         self._delay_s = FIRST_DELAY_S
         self._said = False
+
+    def wait_for_head(self, head: str, *, patient: bool) -> None:
+        """The control process is on another machine, where nobody here knows who starts it again."""
+        self._waits_for = f"the head at {head} (since {time.strftime('%H:%M:%S', time.localtime(self._began_wall_s))})"
+        self._limit_s = max(self._limit_s, HEAD_PATIENCE_S) if patient else self._limit_s
 
     def wait(self) -> bool:
         """False once the time is over."""
@@ -53,7 +62,7 @@ class Backoff:
             return False
         if passed_s >= SAY_AFTER_S and not self._said:
             self._said = True
-            self.say(f"waiting for {self._waits_for} (for at most {self._limit_s:.0f} s)")
+            self.say(f"waiting for {self._waits_for} (for at most {format_duration(self._limit_s)})")
         # Nothing can be awaited here: a port that will be listened on makes no event for those outside.
         time.sleep(self._delay_s)
         self._delay_s = min(MAX_DELAY_S, self._delay_s * 2)
@@ -93,11 +102,13 @@ class Session:
         content: bytes | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         safe_to_repeat: bool = True,
+        following: bool = False,
     ) -> T:
-        """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is."""
+        """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is. `following`: somebody
+        waits for what a run does, and waits on while the head is away."""
         if body is not None:
             content = _encode(body)
-        response = self._send(method, path, params, content, timeout_s, safe_to_repeat)
+        response = self._send(method, path, params, content, timeout_s, safe_to_repeat, following)
         raise_for_error(response.status_code, response.content, self.endpoint)
         if kind is type(None):
             return None
@@ -109,7 +120,14 @@ class Session:
             ) from None
 
     def _send(
-        self, method: str, path: str, params: Params | None, content: bytes | None, timeout_s: float, repeat: bool
+        self,
+        method: str,
+        path: str,
+        params: Params | None,
+        content: bytes | None,
+        timeout_s: float,
+        repeat: bool,
+        following: bool,
     ) -> httpx.Response:
         backoff = Backoff(self.say, "the control process, which its supervisor is starting again")
         while True:
@@ -117,12 +135,14 @@ class Session:
                 return self._client().request(
                     method, path, params=params, content=content, timeout=_timeouts(timeout_s)
                 )
-            except httpx.ConnectError as error:
-                self.recover(backoff, error)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                self.recover(backoff, error, patient=following, following=following)
             except Disconnected as error:
                 if not repeat or isinstance(error, httpx.ReadTimeout):
                     raise self.unreachable(f"lost the connection during {method} {path}: {_words(error)}") from None
-                self.recover(backoff, error, patient=True)  # a kept-alive connection that was closed meanwhile
+                self.recover(
+                    backoff, error, patient=True, following=following
+                )  # a kept-alive connection that was closed meanwhile
 
     @contextlib.contextmanager
     def open_stream(
@@ -136,10 +156,13 @@ class Session:
                 raise_for_error(got.status_code, got.read(), self.endpoint)
             yield got
 
-    def recover(self, backoff: Backoff, error: Exception, *, patient: bool = False) -> None:
+    def recover(self, backoff: Backoff, error: Exception, *, patient: bool = False, following: bool = False) -> None:
         """After a failed try: finds the cluster anew and waits a little, or raises `unreachable`. `patient`: also where
-        nobody is known to start it again (a cluster elsewhere, whose stream was cut)."""
+        nobody is known to start it again (a cluster elsewhere, whose stream was cut). `following`: as `call`."""
         self.close()
+        raise_for_certificate(self.endpoint, error)
+        if head := self._finder.head:
+            backoff.wait_for_head(head, patient=following)
         if not self._finder.may_come_back(patient=patient):
             endpoint = self._finder.restart()
             if endpoint is None:
@@ -156,12 +179,10 @@ class Session:
         if self._http is not None:
             return self._http
         endpoint = self.endpoint
-        # An https address is verified as usual; for http, loading certificates would only cost 30 ms.
-        transport = self._transport or httpx.HTTPTransport(verify=endpoint.address.startswith("https:"))
         self._http = httpx.Client(
             base_url=endpoint.address,
-            headers={"Authorization": f"Bearer {endpoint.token}", "Racimo-Protocol": str(PROTOCOL_VERSION)},
-            transport=transport,
+            headers=headers_for(endpoint),
+            transport=self._transport or transport_for(endpoint),
             trust_env=False,
         )
         return self._http

@@ -39,7 +39,7 @@ def follow_json(session: Session, path: str, params: Params, is_over: Callable[[
             if is_over is None or is_over():
                 return
         except Disconnected as error:
-            session.recover(backoff, error, patient=True)
+            session.recover(backoff, error, patient=True, following=is_over is not None)
         else:
             if not backoff.wait():
                 raise session.unreachable("the stream ends again and again although the run has not ended")

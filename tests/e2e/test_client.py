@@ -12,7 +12,7 @@ import pytest
 from live_cluster import LiveCluster, wait_until
 
 from racimo.client import Client
-from racimo.client.start import down, service_records
+from racimo.client.ending import down, service_records
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import RunSpec
 
