@@ -84,6 +84,15 @@ class NodeForgotten(_Event, frozen=True, kw_only=True):
     confirmed_dead: bool = False
 
 
+class PairUnreachable(_Event, frozen=True, kw_only=True):
+    """Worker `index` cannot reach worker `other` of its attempt, though both their nodes answer."""
+
+    run: str
+    attempt: int
+    index: int
+    other: int
+
+
 class JournalCut(_Event, frozen=True, kw_only=True):
     """Durable records are lost: names that they gave must not be given again. `newest_run`: the highest run number that
     a node still knows, 0 if the loss was found otherwise."""
@@ -174,6 +183,8 @@ class WorkersLeaving(_Event, frozen=True, kw_only=True):
     indices: tuple[int, ...]
     how: Literal["stop", "pause", "release", "abort"]
     reason: Reason
+    failure: Failure | None = None
+    """Set where this ends the attempt in a way that its own workers' ends would not tell."""
 
 
 class GenerationAnnounced(_Event, frozen=True, kw_only=True):
@@ -222,6 +233,7 @@ Fact = (
     | NodeStuck
     | DrainRequested
     | NodeForgotten
+    | PairUnreachable
     | JournalCut
     | WorkerStarted
     | WorkerReady

@@ -8,13 +8,15 @@ fence. Nothing here decides; see `racimo.decide`.
 from collections.abc import Iterable
 from typing import Any, Literal, assert_never
 
-import msgspec
 from msgspec.structs import replace
 
 from racimo.state import events as ev
-from racimo.state.nouns import Generation, Node, Placement, Reason, Run, Worker, worker_id
+from racimo.state import fold_nodes
+from racimo.state.nouns import Exit, Failure, Generation, Placement, Reason, Run, Worker, worker_id
+from racimo.state.state import State
 
-SNAPSHOT_VERSION = 1
+__all__ = ["LEAVING_RANK", "State", "apply", "fold"]
+
 DEATHS_TOGETHER_S = 1.0
 """Workers of an attempt that die within this time died of one cause: they count once towards a crash loop."""
 
@@ -29,79 +31,6 @@ MAX_FORGOTTEN_KEPT = 200
 
 LEAVING_RANK = {"": 0, "release": 1, "pause": 2, "stop": 3, "abort": 4}
 """A stronger way to leave replaces a weaker one, never the reverse."""
-
-
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    seq: int
-    at_s: float
-    num_submitted: int
-    nodes: list[Node]
-    runs: list[Run]
-    requests: dict[str, str]
-    forgotten: list[str] = []
-
-
-class State:
-    """Everything that is true after record `seq`. Its values are frozen; `apply` replaces entries in place.
-
-    `leases` (device to worker id) and `open_runs` (not ended, in order of submission) follow from `runs`.
-    """
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.at_s = 0.0
-        self.num_submitted = 0
-        self.nodes: dict[str, Node] = {}
-        self.runs: dict[str, Run] = {}
-        self.requests: dict[str, str] = {}
-        self.forgotten: list[str] = []
-        self.leases: dict[tuple[str, int], str] = {}
-        self.open_runs: dict[str, None] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def worker(self, run: str, attempt: int, index: int) -> Worker | None:
-        """The worker by its name, if it belongs to the run's present attempt."""
-        found = self.runs.get(run)
-        return found.workers.get(index) if found is not None and found.attempt == attempt else None
-
-    def to_bytes(self) -> bytes:
-        """The whole state as msgpack, for a snapshot."""
-        return msgspec.msgpack.encode(
-            _Snapshot(
-                version=SNAPSHOT_VERSION,
-                seq=self.seq,
-                at_s=self.at_s,
-                num_submitted=self.num_submitted,
-                nodes=list(self.nodes.values()),
-                runs=list(self.runs.values()),
-                requests=self.requests,
-                forgotten=self.forgotten,
-            )
-        )
-
-    @staticmethod
-    def from_bytes(content: bytes) -> "State":
-        """The state that `to_bytes` wrote; `ValueError` if it is another version's or not one."""
-        snapshot = msgspec.msgpack.decode(content, type=_Snapshot)
-        if snapshot.version != SNAPSHOT_VERSION:
-            raise ValueError(f"a snapshot of version {snapshot.version}, this is version {SNAPSHOT_VERSION}")
-        state = State()
-        state.seq, state.at_s, state.num_submitted = snapshot.seq, snapshot.at_s, snapshot.num_submitted
-        state.nodes = {node.id: node for node in snapshot.nodes}
-        state.requests = snapshot.requests
-        state.forgotten = snapshot.forgotten
-        for run in snapshot.runs:
-            state.runs[run.id] = run
-            if not run.ended:
-                state.open_runs[run.id] = None
-            for worker in run.live_workers:
-                _lease(state, run.id, worker)
-        return state
 
 
 def fold(records: Iterable[ev.Record], state: State | None = None) -> State:
@@ -120,18 +49,23 @@ def apply(state: State, record: ev.Record) -> None:
     match event:
         case ev.RunSubmitted():
             _submit(state, event, record.at_s)
-        case ev.NodeJoined():
-            state.nodes[event.node.id] = event.node
-        case ev.NodeSilent():
-            node = state.nodes.get(event.node)
-            if node is not None:
-                state.nodes[node.id] = replace(node, status="silent")
-        case ev.NodeStuck() | ev.DrainRequested() | ev.NodeForgotten() | ev.NodeLost() | ev.WorkersLost():
-            raise NotImplementedError(type(event).__name__)
+        case (
+            ev.NodeJoined()
+            | ev.NodeSilent()
+            | ev.NodeStuck()
+            | ev.NodeLost()
+            | ev.NodeForgotten()
+            | ev.DrainRequested()
+        ):
+            fold_nodes.apply(state, event, record.at_s)
         case ev.JournalCut():
             state.num_submitted = max(event.newest_run, state.num_submitted + RUN_NUMBERS_SKIPPED_BY_CUT)
         case ev.RunForgotten():
             _forget(state, event.run)
+        case ev.PairUnreachable():
+            _unreachable(state, event, record.at_s)
+        case ev.WorkersLost():
+            _lose(state, event, record.at_s)
         case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
             _worker_event(state, event, record.at_s)
         case _:
@@ -166,7 +100,8 @@ def _forget(state: State, run_id: str) -> None:
         return
     del state.runs[run_id]
     state.requests = {request: run for request, run in state.requests.items() if run != run_id}
-    state.forgotten = [*state.forgotten[1 - MAX_FORGOTTEN_KEPT :], run_id]
+    kept = list(state.forgotten.items())[1 - MAX_FORGOTTEN_KEPT :]
+    state.forgotten = {**dict(kept), run_id: run.nodes}
 
 
 WorkerEvent = ev.WorkerStarted | ev.WorkerReady | ev.WorkerExited | ev.WorkerHung
@@ -212,11 +147,44 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
         changes["commits_at_death"] = max(event.commits, run.commits_at_death)
     if run.status == "paused":
         changes["status"] = "pausing"  # frozen, and one of its processes ended: to be looked at again
-    ended = replace(worker, status="exited", exit=event.exit, exited_at_s=at_s)
+    _end(state, run, worker, event.exit, at_s, changes)
+
+
+def _end(state: State, run: Run, worker: Worker, ending: Exit, at_s: float, changes: dict[str, Any]) -> None:
+    ended = replace(worker, status="exited", exit=ending, exited_at_s=at_s)
     state.runs[run.id] = _with_worker(run, ended, **changes)
-    for device in worker.devices:
-        if state.leases.get((worker.node, device)) == worker_id(run.id, worker.attempt, worker.index):
-            del state.leases[worker.node, device]
+    state.release(run.id, worker)
+    fold_nodes.settle_drain(state, worker.node)
+
+
+def _lose(state: State, event: ev.WorkersLost, at_s: float) -> None:
+    """Nobody saw how they ended. It is no crash of theirs, so it does not count towards a crash loop."""
+    for index in event.indices:
+        run, worker = state.runs.get(event.run), state.worker(event.run, event.attempt, index)
+        if run is None or worker is None or not worker.live:
+            continue
+        failure = Failure(
+            code="node-lost",
+            message=f"worker {index} was lost with its node {worker.node}",
+            hint="racimo nodes",
+            rank=worker.rank,
+            worker=worker_id(run.id, worker.attempt, index),
+        )
+        held_s = max(0.0, at_s - worker.started_at_s)
+        changes: dict[str, Any] = {"device_s": run.device_s + held_s * len(worker.devices)}
+        if run.status == "paused":
+            changes["status"] = "pausing"  # as in `_exit`
+        _end(state, run, worker, Exit(outcome="unknown", failure=failure, held_s=held_s), at_s, changes)
+
+
+def _unreachable(state: State, event: ev.PairUnreachable, at_s: float) -> None:
+    run = state.runs.get(event.run)
+    one, other = (state.worker(event.run, event.attempt, index) for index in (event.index, event.other))
+    if run is None or one is None or other is None or one.node == other.node:
+        return
+    fold_nodes.note_unreachable(state, one.node, other.node, at_s)
+    pairs = tuple(pair for pair in run.unreachable if all(run.workers[index].live for index in pair))
+    state.runs[run.id] = replace(run, unreachable=(*pairs, (event.index, event.other)))
 
 
 def _counts_as_crash(run: Run, dead: Worker, at_s: float) -> bool:
@@ -306,6 +274,7 @@ def _begin_attempt(state: State, run: Run, event: ev.AttemptPlanned, at_s: float
         status="running",
         attempt=event.attempt,
         workers={},
+        unreachable=(),
         next_index=0,
         elastic=False,
         generation=None,
@@ -328,14 +297,10 @@ def _add_workers(state: State, run: Run, placements: tuple[Placement, ...], at_s
             started_at_s=at_s,
         )
         workers[place.index] = worker
-        _lease(state, run.id, worker)
+        state.lease(run.id, worker)
     next_index = max((run.next_index, *(place.index + 1 for place in placements)))
-    state.runs[run.id] = replace(run, workers=workers, next_index=next_index)
-
-
-def _lease(state: State, run: str, worker: Worker) -> None:
-    for device in worker.devices:
-        state.leases[worker.node, device] = worker_id(run, worker.attempt, worker.index)
+    nodes = tuple(dict.fromkeys((*run.nodes, *(place.node for place in placements))))
+    state.runs[run.id] = replace(run, workers=workers, nodes=nodes, next_index=next_index)
 
 
 def _mark_leaving(run: Run, event: ev.WorkersLeaving) -> Run:
@@ -344,7 +309,7 @@ def _mark_leaving(run: Run, event: ev.WorkersLeaving) -> Run:
         worker = workers.get(index)
         if worker is not None and worker.live and LEAVING_RANK[event.how] > LEAVING_RANK[worker.leaving]:
             workers[index] = replace(worker, leaving=event.how)
-    return replace(run, workers=workers, reason=event.reason)
+    return replace(run, workers=workers, failure=run.failure or event.failure, reason=event.reason)
 
 
 def _announce(state: State, run: Run, event: ev.GenerationAnnounced) -> None:

@@ -66,6 +66,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Gets no new work. Survives its coming back."""
     drain_deadline_s: float | None = None
     """When what still runs there is stopped, on the cluster's clock; None: it may take its time."""
+    drain_at_s: float = 0.0
+    """Since when it is being drained: workers of later times are replacements for those that are to leave it."""
     address: str = ""
     """The IP address at which other nodes reach its agent and its workers; "" in a cluster of one machine."""
     peer_port: int = 0
@@ -144,6 +146,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     retries_used: int = 0
     next_index: int = 0
     workers: dict[int, Worker] = {}
+    nodes: tuple[str, ...] = ()
+    """Every node that a worker of any attempt was placed on, in order: there its logs and outputs are."""
+    unreachable: tuple[tuple[int, int], ...] = ()
+    """Pairs of this attempt's workers, on nodes that answer, of which the first could not reach the second."""
     least: int = 1
     most: int = 1
     """The range of workers in force: the spec's, or what `scale` made of it."""
