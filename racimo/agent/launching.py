@@ -9,11 +9,21 @@ from pathlib import Path
 import msgspec
 
 from racimo.agent.exits import BALLAST_FILE
+from racimo.agent.interfaces import socket_variables
 from racimo.agent.launch import Launch
 from racimo.agent.protocol import WorkerContext, WorkerOrder
 from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 from racimo.state.nouns import Node, parse_worker_id
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the workers of an attempt meet (MASTER_ADDR and MASTER_PORT), and by which network interface; "": any."""
+
+    address: str = "127.0.0.1"
+    port: int
+    interface: str = ""
+
 
 ORDER_FILE, CONTEXT_FILE = "order.json", "worker.json"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000
@@ -47,7 +57,7 @@ def read_order(directory: Path) -> WorkerOrder:
 
 
 def prepare_launch(
-    home: Home, node: Node, order: WorkerOrder, beside: WorkerOrder | None, bin_dir: Path, port: int
+    home: Home, node: Node, order: WorkerOrder, beside: WorkerOrder | None, bin_dir: Path, rendezvous: Rendezvous
 ) -> Launch:
     """Writes the context file and makes the launch. `beside` is the order of the worker that an `exec` runs beside."""
     subject = beside or order
@@ -64,7 +74,7 @@ def prepare_launch(
     write_whole(directory / CONTEXT_FILE, msgspec.json.encode(context))
     environment = {
         **_base_environment(home, bin_dir),
-        **torchrun_environment(subject, port),
+        **torchrun_environment(subject, rendezvous),
         "RACIMO_WORKER": os.fspath(directory / CONTEXT_FILE),
         "RACIMO_RUN": run,
         "RACIMO_ATTEMPT": str(attempt),
@@ -93,27 +103,34 @@ def prepare_launch(
     )
 
 
-def torchrun_environment(order: WorkerOrder, port: int) -> dict[str, str]:
-    """What torchrun gives its workers, for one node with one group of them."""
+def torchrun_environment(
+    order: WorkerOrder, rendezvous: Rendezvous, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What torchrun gives its workers, and by which interface their collectives go if they are on several nodes.
+
+    `environment` is the agent's own."""
     rank, size = str(order.rank), str(order.world_size)
     run, _, _ = parse_worker_id(order.worker)
+    spans_nodes = order.local_rank is not None
     return {
         "RANK": rank,
-        "LOCAL_RANK": rank,
+        "LOCAL_RANK": str(order.local_rank) if spans_nodes else rank,
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(order.local_world_size) if spans_nodes else size,
+        "GROUP_RANK": str(order.group_rank),
+        "GROUP_WORLD_SIZE": str(order.group_world_size),
+        "NODE_RANK": str(order.group_rank),
         "ROLE_RANK": rank,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
         "TORCHELASTIC_RESTART_COUNT": str(order.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(order.max_restarts),
         "TORCHELASTIC_RUN_ID": run,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "OMP_NUM_THREADS": str(order.threads),
+        **(socket_variables(rendezvous.interface, environment) if rendezvous.interface else {}),
     }
 
 

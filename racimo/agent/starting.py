@@ -6,8 +6,9 @@ from pathlib import Path
 from racimo.agent.blobs import BlobStore
 from racimo.agent.environments import Environment, EnvironmentFailed, Environments
 from racimo.agent.exits import BALLAST_FILE
+from racimo.agent.interfaces import interface_of, listens_already
 from racimo.agent.launch import Forked
-from racimo.agent.launching import choose_port, prepare_launch
+from racimo.agent.launching import Rendezvous, choose_port, prepare_launch
 from racimo.agent.protocol import WorkerOrder
 from racimo.agent.verdict import free_disk_bytes
 from racimo.agent.whole_file import write_whole
@@ -52,9 +53,9 @@ class Starter:
             raise StartFailed(Failure(code="run-unknown", message=f"there is no worker {order.exec_of} on this node"))
         self._check_disk()
         await self._unpack(beside or order)
-        port = self._port((beside or order).rendezvous_key or order.worker)
+        rendezvous = self._rendezvous(beside or order, serves=order.rank == 0 and not order.exec_of)
         environment = await self._environment(beside or order)
-        launch = prepare_launch(self._home, self._node, order, beside, environment.bin_dir, port)
+        launch = prepare_launch(self._home, self._node, order, beside, environment.bin_dir, rendezvous)
         for attempt in range(MAX_LAUNCH_TRIES):
             if order.kind == "train":
                 keeper = self._zygotes.get("torch", environment.hash, environment.python)
@@ -99,6 +100,33 @@ class Starter:
         finally:
             if task.done():
                 self._unpacking.pop(target, None)
+
+    def _rendezvous(self, order: WorkerOrder, *, serves: bool) -> Rendezvous:
+        """Where the attempt's workers meet: as ordered if they are on several nodes, else on loopback. `serves`: this
+        worker will listen there. What cannot work is refused here, not found out by a time-out of all others."""
+        if not order.master_address:
+            return Rendezvous(port=self._port(order.rendezvous_key or order.worker))
+        host, address, port = self._node.host, order.master_address, order.master_port
+        own = self._node.address
+        interface = interface_of(own) if own else ""
+        if interface is None:
+            raise StartFailed(
+                Failure(
+                    code="rendezvous-failed",
+                    message=f"{host} is known to others as {own}, and none of its network interfaces has that address",
+                    hint="racimo join with --address of an interface that the other machines reach",
+                )
+            )
+        try:
+            taken = serves and listens_already(address, port)
+        except OSError as error:
+            message = f"rank 0 is to be found at {address}:{port}, which {host} cannot offer: {error.strerror}"
+            raise StartFailed(Failure(code="rendezvous-failed", message=message, hint="racimo nodes")) from error
+        if taken:
+            message = f"port {port} of {host} ({address}), where the attempt's workers are to meet, is taken"
+            hint = f"ss -ltnp 'sport = :{port}'  # on {host}: who has it; the next attempt takes another port"
+            raise StartFailed(Failure(code="rendezvous-failed", message=message, hint=hint))
+        return Rendezvous(address=address, port=port, interface=interface)
 
     def _port(self, key: str) -> int:
         """One port per rendezvous, kept in a file so that the agent after this one gives the same."""

@@ -72,6 +72,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "node-lost": ErrorKind(_F, 500),
     "node-drained": ErrorKind(_F, 500),
     "pair-unreachable": ErrorKind(_F, 500),
+    "rendezvous-failed": ErrorKind(_F, 500),
     "out-of-memory": ErrorKind(_F, 500),
     "crash-loop": ErrorKind(_F, 500),
     # Training.
