@@ -33,9 +33,11 @@ from racimo.version import __version__
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
 MAX_FAILED_STARTS = 3
-HELD_WAIT_S = 60.0
-"""How long another zygote of the same name, which is ending, may keep its place before that counts as a failure."""
 """After this many in a row, orders that wait for the zygote fail instead of waiting on."""
+HELD_WAIT_S = 60.0
+"""How long another process may hold the place of the same name before that counts as a failure. It is a zygote that an
+agent just killed had started and that does not listen yet, or a fork of one just killed that has not yet been scheduled
+(it inherits the lock and closes it first thing): on a busy machine seconds, not more."""
 MAX_LOG_BYTES = 1 << 20
 
 # Imported single-threaded: a thread pool started before the fork would not exist in the children.
