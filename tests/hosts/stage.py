@@ -5,7 +5,8 @@
         hosts[1].cut()                          # the switch's port goes down: silence, no reset
         hosts[1].heal()
 
-A host is a network namespace, a host name and a folder (its HOME); processes, files and devices are the machine's own.
+A host is a network namespace, a host name (`h1`, `h2`: they resolve) and a folder, its HOME; processes, files and
+devices are the machine's own.
 Everything is named `racimo-X-...`, X being this stage's alone (a lock in `/run/racimo-hosts` says so), so that what a
 killed stage left behind is cleared away by the next one. Needs root, `ip` and `tc`; `why_not()` says what is missing.
 The kernel needs neither netem nor filter actions: delay is a relay in user space, a one-way cut a `blackhole` queue.
@@ -28,6 +29,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 RUN_DIR = Path("/run/racimo-hosts")
+ETC_DIR = Path("/etc/netns")
+"""`ip netns exec NAME` shows what lies in its folder NAME in place of the files of `/etc`."""
+MOST_HOSTS = 50
 NAMESPACES = Path("/run/netns")
 MOST_STAGES = 200
 GBIT = "1gbit"
@@ -63,6 +67,7 @@ class Host:
         self.folder = folder
         self.rate = rate
         self._switch = stage.switch
+        self._names = stage.names
         self.namespace = f"{stage.prefix}-{self.name}"
         self._uts = RUN_DIR / f"{self.namespace}.uts"
         self._relay: subprocess.Popen[bytes] | None = None
@@ -73,6 +78,9 @@ class Host:
 
     def _make(self, delay_s: float) -> None:
         self.folder.mkdir(parents=True)
+        etc = ETC_DIR / self.namespace
+        etc.mkdir(parents=True)
+        etc.joinpath("hosts").write_text(self._names)
         _ip("netns", "add", self.namespace)
         self._uts.touch()
         _call("unshare", f"--uts={self._uts}", "hostname", self.name)
@@ -129,7 +137,7 @@ class Host:
     # What runs on it
 
     def command(self, words: Sequence[str]) -> list[str]:
-        return ["nsenter", f"--net={NAMESPACES / self.namespace}", f"--uts={self._uts}", *words]
+        return ["ip", "netns", "exec", self.namespace, "nsenter", f"--uts={self._uts}", *words]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """Ours, with this host's HOME and without a cluster of ours."""
@@ -196,6 +204,8 @@ class Hosts:
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix=f"rh{self.number}-"))
         self._rate = rate
+        addresses = [f"10.77.{self.number}.{host}\th{host}" for host in range(1, MOST_HOSTS + 1)]
+        self.names = "\n".join(["127.0.0.1\tlocalhost", *addresses, ""])
         self._hosts: list[Host] = []
         try:
             _clear(self.prefix)
@@ -210,7 +220,7 @@ class Hosts:
             raise
 
     def add(self, *, rate: str = "", delay_s: float = 0.0) -> Host:
-        """One more host, plugged in."""
+        """One more host, plugged in. At most `MOST_HOSTS`."""
         number = len(self._hosts) + 1
         self._hosts.append(Host(self, number, self.folder / f"h{number}", rate or self._rate, delay_s))
         return self._hosts[-1]
@@ -269,6 +279,8 @@ def _clear(prefix: str) -> None:
         if pids:
             _wait_gone(path.name)
         subprocess.run(["ip", "netns", "delete", path.name], capture_output=True)
+    for path in ETC_DIR.glob(f"{prefix}-*"):
+        shutil.rmtree(path, ignore_errors=True)
     for path in RUN_DIR.glob(f"{prefix}-*.uts"):
         subprocess.run(["umount", str(path)], capture_output=True)
         path.unlink(missing_ok=True)

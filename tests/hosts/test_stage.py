@@ -51,8 +51,9 @@ def passes(near: socket.socket, far: socket.socket, wait_s: float) -> bool:
 
 def test_hosts_have_names_and_addresses_of_their_own_and_reach_each_other(pair: Hosts) -> None:
     for number, host in enumerate(pair, 1):
-        told = host.run([sys.executable, "-S", "-c", "import socket; print(socket.gethostname())"])
-        assert told.stdout.strip() == f"h{number}", told
+        program = "import socket as s; print(s.gethostname(), s.gethostbyname('h1'), s.gethostbyname(s.gethostname()))"
+        told = host.run([sys.executable, "-S", "-c", program])
+        assert told.stdout.split() == [f"h{number}", pair[0].address, host.address], told
     near, far = connected(pair[0], pair[1])
     with near, far:
         assert near.getsockname()[0] == pair[0].address
