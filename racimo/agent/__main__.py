@@ -56,6 +56,7 @@ async def _serve(home: Home, slots: int | None, price: float) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopped.set)
+    await agent.serve_peers()
     await agent.server.listen(home.agent_socket)
     if join is not None:
         agent.join(join)

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import shutil
-import signal
 import sys
 import time
 import uuid
@@ -16,10 +15,11 @@ from racimo.agent import processes
 from racimo.agent.beats import Waits, beat_for_ever
 from racimo.agent.blobs import BlobStore
 from racimo.agent.entry import READY_FILE, Entry, read_ready
+from racimo.agent.environments import Environments
 from racimo.agent.frames import encode_frame
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.lease import Lease
-from racimo.agent.logs import read_log
+from racimo.agent.neighbours import Neighbours
 from racimo.agent.protocol import (
     Announce,
     CheckpointSaved,
@@ -27,7 +27,7 @@ from racimo.agent.protocol import (
     EventBatch,
     ForgetRun,
     LinkAccepted,
-    LogChunk,
+    ListOutputs,
     NewGeneration,
     Ok,
     PleaseLeave,
@@ -36,10 +36,11 @@ from racimo.agent.protocol import (
     Progress,
     ProgressBatch,
     PullEvents,
+    PullLogs,
     PullProgress,
-    PutBlob,
     Reachable,
     ReadLog,
+    ReadOutput,
     ReadReports,
     Ready,
     ReplyBody,
@@ -54,10 +55,11 @@ from racimo.agent.protocol import (
     WorkerMessage,
 )
 from racimo.agent.pulse import Pulse
+from racimo.agent.reading import Reading
 from racimo.agent.runs import Runs, newest_run_number
 from racimo.agent.server import Server
 from racimo.agent.spool import Spool
-from racimo.agent.stopping import signal_worker, stop_worker, terminate
+from racimo.agent.stopping import stop_worker, terminate
 from racimo.agent.uplink import Uplink
 from racimo.agent.verdict import free_disk_bytes
 from racimo.agent.watch import Watch
@@ -67,10 +69,9 @@ from racimo.spec.config import JoinConfig, parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.events import WorkerReady
-from racimo.state.nouns import Failure, Node
+from racimo.state.nouns import Node
 
 MAX_WAIT_S = 60.0
-MAX_LOG_CHUNK_BYTES = 4 * 2**20
 MAX_EVENTS = 5_000
 BEAT_IDLE_S = 30.0
 """On the socket, where an agent that is gone is noticed by its connection."""
@@ -94,6 +95,8 @@ class Agent:
         self._progress_changed = Pulse()
         self.workers = Workers(home, node, self._spool, self._blobs)
         self.workers.adopt_all()
+        self._neighbours = Neighbours(home, self._blobs, Environments(home.node_dir / "envs", node.host))
+        self._reading = Reading(home, self.workers, self._files)
         self._waits = Waits(self.workers)
         self._link_tasks: list[asyncio.Task[None]] = []
         self._watch = Watch(home, node.host, self.workers, self._runs, self._spool, self._files)
@@ -107,16 +110,19 @@ class Agent:
         )
         self._answers: dict[type, Callable[[Any], Awaitable[ReplyBody]]] = {
             StartWorker: self._start_worker,
-            PutBlob: self._put_blob,
             StopWorker: self._stop_worker,
             Announce: self._announce,
             PullEvents: self._pull_events,
-            ReadLog: self._read_log,
+            ReadLog: self._reading.read_log,
+            PullLogs: self._reading.pull_logs,
+            ListOutputs: self._reading.list_outputs,
+            ReadOutput: self._reading.read_output,
             PullProgress: self._pull_progress,
             ReadReports: self._read_reports,
             Usage: self._usage,
             ForgetRun: self._forget_run,
             Shutdown: self._shutdown,
+            **self._neighbours.answers,
         }
 
     def join(self, config: JoinConfig) -> None:
@@ -146,7 +152,9 @@ class Agent:
         self._waits.close()
         await self._watch.close()
         await self.server.close()
+        await self._neighbours.close()
         await self.workers.zygotes.close(end_zygotes=self.ends_all)
+        self._reading.close()
         self._files.close()
         self._spool.close()
 
@@ -169,19 +177,23 @@ class Agent:
     async def _beat(self, writer: asyncio.StreamWriter, accepted: LinkAccepted) -> None:
         await beat_for_ever(writer, self.workers, self._waits, busy_s=accepted.beat_busy_s, idle_s=accepted.beat_idle_s)
 
-    def _linked_from(self, address: str) -> None:
+    async def serve_peers(self) -> None:
+        """Serves other agents where this node has an address, and lets the node say so."""
+        if self._node.address:
+            self._node = (await self._neighbours.serve_at(self._node.address)).of(self._node)
+            self.workers.set_node(self._node)
+
+    async def _linked_from(self, address: str) -> None:
         """The first time that this node learns how it is seen, unless it was told so."""
         if not self._node.address:
             self._node = msgspec.structs.replace(self._node, address=address)
             self.workers.set_node(self._node)
             for entry in self.workers.live:
                 self._tell_reachable(entry)
+        await self.serve_peers()
 
     async def _end_opaque(self, why: str) -> None:
-        for entry in self.workers.live:
-            if entry.ready is None and entry.doom is None and entry.record is not None:
-                entry.doom = Failure(code="node-lost", message=why, rank=entry.order.rank, worker=entry.name)
-                signal_worker(entry, signal.SIGKILL)
+        self.workers.end_opaque(why)
 
     # What control asks
 
@@ -189,10 +201,6 @@ class Agent:
         reply = self.workers.start(message)
         self._waits.changed.beat()
         return reply
-
-    async def _put_blob(self, message: PutBlob) -> ReplyBody:
-        await asyncio.to_thread(self._blobs.put, message.sha256, message.content)
-        return Ok()
 
     async def _stop_worker(self, message: StopWorker) -> ReplyBody:
         entry = self.workers.entries.get(message.worker)
@@ -216,30 +224,6 @@ class Agent:
         if not events and message.wait_s > 0 and await self._spool.changed.wait(min(message.wait_s, MAX_WAIT_S)):
             events = self._spool.take(message.after, limit)
         return EventBatch(events=events)
-
-    async def _read_log(self, message: ReadLog) -> ReplyBody:
-        directory = self._home.worker_dir(message.worker)
-        if not directory.is_dir():
-            raise RacimoError("not-found", f"this node has no worker {message.worker}")
-        path = directory / f"{message.stream}.log"
-        limit = min(max(message.limit, 1), MAX_LOG_CHUNK_BYTES)
-        deadline_s = time.monotonic() + min(message.wait_s, MAX_WAIT_S)
-        entry = self.workers.entries.get(message.worker)
-        begin, content = read_log(path, message.offset, limit)
-        if not content and message.wait_s > 0 and entry is not None and entry.live:
-            with self._files.watch(directory) as watch:
-                # A worker's end beats the same pulse, so that a follower learns of it at once.
-                entry.followers.add(watch.pulse)
-                try:
-                    begin, content = read_log(path, message.offset, limit)
-                    while not content and entry.live and (left_s := deadline_s - time.monotonic()) > 0:
-                        await watch.pulse.wait(left_s)
-                        begin, content = read_log(path, message.offset, limit)
-                finally:
-                    entry.followers.discard(watch.pulse)
-        over = entry is None or not entry.live
-        ended = over and not read_log(path, begin + len(content), 1)[1]
-        return LogChunk(offset=begin, content=content, ended=ended)
 
     async def _pull_progress(self, message: PullProgress) -> ReplyBody:
         if message.after >= self._progress_number and message.wait_s > 0:

@@ -4,9 +4,9 @@ The server shows the certificate whose pin the control process gave out (`Node.p
 client proves with `PeerHello` that it knows the cluster's secret, the server does the same in `PeerWelcome` (or says
 `Refused`). The proofs cover both nonces and the pin, so that neither can be passed on to another connection.
 
-Then: `GetContents` is answered, per content and in the order asked for, with `ContentBegins` and as many `Piece`s as its
-size takes, or with `ContentMissing` (which may also come instead of the next piece). `Echo` comes back as it is. `Sink`
-is followed by pieces, an empty one last, and answered with `Sunk`.
+Then: `GetContents` is answered, per content and in the order asked for, with `ContentBegins` and as many `Piece`s as
+its size takes, or with `ContentMissing` (which may also come instead of the next piece). `Echo` comes back as it is.
+`Sink` is followed by pieces, an empty one last, and answered with `Sunk`.
 """
 
 import asyncio

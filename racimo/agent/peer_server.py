@@ -65,7 +65,7 @@ class PeerServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: str) -> int:
-        """The port that it listens on. `OSError`: the address is not this machine's, or no port of the range is free."""
+        """The port that it listens on. `OSError`: the address is not this machine's, or no port is free."""
         listener = self._bind(address)
         self._server = await asyncio.start_server(
             self._accepted, sock=listener, ssl=self._context, limit=BUFFER_BYTES, backlog=BACKLOG,

@@ -5,7 +5,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
@@ -58,7 +58,7 @@ class Uplink:
         welcome: Callable[[], ControlWelcome],
         answer: Answer,
         beat: Beating,
-        linked_from: Callable[[str], None],
+        linked_from: Callable[[str], Awaitable[None]],
     ) -> None:
         self._home, self._join, self._lease = home, join, lease
         self._welcome, self._answer, self._beat, self._linked_from = welcome, answer, beat, linked_from
@@ -133,7 +133,7 @@ class Uplink:
             raise RacimoError("unreachable", f"no control process answers at {self._join.address}: {why}") from error
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LinkAccepted:
-        self._linked_from(writer.get_extra_info("sockname")[0])
+        await self._linked_from(writer.get_extra_info("sockname")[0])
         hello = LinkHello(
             token=self._secret(),
             cluster=self._join.cluster,

@@ -12,13 +12,15 @@ from racimo.agent.pulse import Pulse
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.loop import Loop
+from racimo.control.modules import ModuleCheck
 from racimo.control.redaction import Redactor
 from racimo.control.secrets import SecretStore
+from racimo.control.shipping import Shipping
 from racimo.control.snapshots import SnapshotStore
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.events import WorkerExited, WorkerHung
-from racimo.state.nouns import Exit, Failure, parse_worker_id
+from racimo.state.nouns import Exit, Failure, Node, parse_worker_id
 from racimo.version import PROTOCOL_VERSION
 
 PULL_WAIT_S = 30.0
@@ -52,6 +54,8 @@ class Carrier:
         self._last: dict[str, asyncio.Task[None]] = {}
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._given_secrets: dict[str, set[str]] = {}
+        self.shipping = Shipping(snapshots, self.request, self._sources)
+        self._modules = ModuleCheck(snapshots, self.request, self._node)
         self.loop: Loop
         self.local_node = ""
         """The node of this machine, once its agent has said who it is."""
@@ -64,6 +68,16 @@ class Carrier:
     def connected_nodes(self) -> frozenset[str]:
         """The nodes whose agents can be asked now."""
         return frozenset() if self._client is None else frozenset({self._client.welcome.node.id})
+
+    def _node(self, name: str) -> Node | None:
+        """The node if it can be asked now."""
+        return self.loop.core.state.nodes.get(name) if name in self.connected_nodes else None
+
+    def _sources(self) -> list[Node]:
+        """Nodes that may pass contents on to others: all that can be asked now but the head's own."""
+        local = "" if self._client is None else self._client.welcome.node.id
+        found = [self._node(name) for name in self.connected_nodes - {local}]
+        return [node for node in found if node is not None]
 
     async def run(self) -> None:
         """Connects again for ever, with bounded back-off."""
@@ -171,11 +185,10 @@ class Carrier:
             order = await self._order(start)
             if order is None:
                 return  # ended meanwhile
+            await self._modules.require(self.loop.core.state.runs[start.run])
             reply = await _ask(client, protocol.StartWorker(order=order))
             if isinstance(reply, protocol.StartReply) and reply.missing:
-                for sha256 in reply.missing:
-                    content = await asyncio.to_thread(self._snapshots.read_blob, sha256)
-                    await _ask(client, protocol.PutBlob(sha256=sha256, content=content))
+                await self.shipping.provide(start.node, reply.missing)
                 reply = await _ask(client, protocol.StartWorker(order=order))
                 if isinstance(reply, protocol.StartReply) and reply.missing:
                     raise RacimoError("internal", f"the agent still misses {len(reply.missing)} contents it was sent")

@@ -16,8 +16,7 @@ from racimo.spec.errors import RacimoError
 
 MAX_FILES = 100_000
 MAX_SNAPSHOT_BYTES = 4 * 10**9
-MAX_BLOB_BYTES = 64 * 10**6
-"""Fits one frame to the agent (`protocol.MAX_FRAME_BYTES`) with room for its envelope."""
+MAX_BLOB_BYTES = MAX_SNAPSHOT_BYTES
 MIN_COLLECT_AGE_S = 86_400.0
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -130,7 +129,10 @@ class SnapshotStore:
         return len(doomed)
 
     def read_blob(self, sha256: str) -> bytes:
-        return (self._blobs / sha256).read_bytes()
+        return self.blob_path(sha256).read_bytes()
+
+    def blob_path(self, sha256: str) -> Path:
+        return self._blobs / sha256
 
     def draft(self, sha256: str) -> "BlobDraft":
         if not SHA256.fullmatch(sha256):

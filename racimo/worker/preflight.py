@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from racimo.state.nouns import Failure
@@ -14,21 +15,26 @@ PATH_NAMES = frozenset({"path", "meta_path", "path_hooks", "path_importer_cache"
 
 
 def find_missing_modules(source: ast.Module, folder: str = "") -> list[tuple[str, int]]:
-    """(top-level package, line) of unconditional imports that this interpreter cannot find, in order.
+    """(top-level package, line) of `early_imports` that this interpreter cannot find, in order. `folder`: the
+    script's own."""
+    imports = early_imports(source, lambda package: _is_own(package, folder))
+    return [(package, line) for package, line in imports.items() if not _is_importable(package)]
+
+
+def early_imports(source: ast.Module, is_own: Callable[[str], bool]) -> dict[str, int]:
+    """The line of each top-level package that a script is certain to import.
 
     Only statements at the top of the module count: one inside `try`, `if` or a function may never run. And only those
     before anything that may change where modules are found; what is missing behind it, Python says itself.
-    `folder`: the script's own; a module that lies there is code of the user's and may change that as well.
+    `is_own`: whether a module lies in the script's folder; it is code of the user's and may change that as well.
     """
-    missing: dict[str, int] = {}
+    found: dict[str, int] = {}
     for statement in source.body:
         for name in _imported(statement):
-            package = name.partition(".")[0]
-            if not _is_importable(package):
-                missing.setdefault(package, statement.lineno)
-        if _may_change_imports(statement, folder):
+            found.setdefault(name.partition(".")[0], statement.lineno)
+        if _may_change_imports(statement, is_own):
             break
-    return list(missing.items())
+    return found
 
 
 def _imported(statement: ast.AST) -> list[str]:
@@ -39,7 +45,7 @@ def _imported(statement: ast.AST) -> list[str]:
     return []
 
 
-def _may_change_imports(statement: ast.stmt, folder: str) -> bool:
+def _may_change_imports(statement: ast.stmt, is_own: Callable[[str], bool]) -> bool:
     """Whether running it can change what later imports find: any call (of more than `print` and the
     like) or decorator, a mention of `sys.path` and the
     like, a module of the user's own."""
@@ -64,7 +70,7 @@ def _may_change_imports(statement: ast.stmt, folder: str) -> bool:
             return True
         if isinstance(node, ast.ImportFrom) and node.level:
             return True
-        if any(_is_own(name.partition(".")[0], folder) for name in _imported(node)):
+        if any(is_own(name.partition(".")[0]) for name in _imported(node)):
             return True
         waiting += ast.iter_child_nodes(node)
     return False
