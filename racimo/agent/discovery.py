@@ -1,34 +1,33 @@
 """What this machine is: its stable id, its devices, memory and versions."""
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import secrets
 import socket
 from pathlib import Path
 
+from racimo.act.versions import own_versions
 from racimo.agent.processes import memory_bytes
 from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 from racimo.state.nouns import Device, Node
-from racimo.version import __version__
 
 NVIDIA_PROC_DIR = Path("/proc/driver/nvidia/gpus")
 
 
 def discover_node(home: Home, slots: int | None, price_per_device_hour: float) -> Node:
-    """The node as it is now. `slots`: CPU slots of a machine without accelerators, its usable cores if None."""
+    """The node as it is now. `slots`: CPU slots of a machine without accelerators, its usable cores if None;
+    with 0 nothing at all is offered."""
     host = socket.gethostname()
     return Node(
         id=_node_id(home, host),
         host=host,
-        devices=_nvidia_devices() or _cpu_slots(slots),
+        devices=() if slots == 0 else _nvidia_devices() or _cpu_slots(slots),
         price_per_device_hour=price_per_device_hour,
         memory_bytes=memory_bytes()[1],
-        versions=_versions(),
+        versions=own_versions(),
     )
 
 
@@ -45,7 +44,7 @@ def _node_id(home: Home, host: str) -> str:
 
 
 def _cpu_slots(slots: int | None) -> tuple[Device, ...]:
-    return tuple(Device(index) for index in range(slots or len(os.sched_getaffinity(0))))
+    return tuple(Device(index) for index in range(len(os.sched_getaffinity(0)) if slots is None else slots))
 
 
 def _nvidia_devices() -> tuple[Device, ...]:
@@ -80,12 +79,3 @@ def _names_from_nvml() -> list[str]:
         return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     finally:
         pynvml.nvmlShutdown()
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "racimo": __version__}
-    try:
-        versions["torch"] = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return versions

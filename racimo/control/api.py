@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from racimo.act.versions import own_versions
 from racimo.agent.protocol import ReadReports, ReportBatch, Usage, UsageReply, WorkerOrder
-from racimo.control import present, usage
+from racimo.control import node_calls, present, usage
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.exchange import Exchange, Streams
@@ -101,6 +102,8 @@ class Api:
             num_running=len(state.open_runs) - num_queued,
             num_ended=len(runs) - len(state.open_runs),
             processes=usage.with_services(self._home.root, reply.processes if reply else ()),
+            wall_s=self.core.clock.wall_s(),
+            versions=own_versions(),
             warnings=(*self.core.notes, *self._warnings(reply)),
         )
         await exchange.answer(view)
@@ -109,6 +112,15 @@ class Api:
         reply = await self._usage()
         free_memory, free_disk = (reply.free_memory_bytes, reply.free_disk_bytes) if reply else (0, 0)
         await exchange.answer(present.node_views(self.core.state, free_memory, free_disk))
+
+    async def drain_node(self, exchange: Exchange) -> None:
+        await node_calls.drain(self._loop, exchange)
+
+    async def forget_node(self, exchange: Exchange) -> None:
+        await node_calls.forget(self._loop, exchange)
+
+    async def backup(self, exchange: Exchange) -> None:
+        await node_calls.send_backup(self._home, self._cluster, self._loop, exchange)
 
     async def shutdown(self, exchange: Exchange) -> None:
         taken = await self._loop.change(lambda core: core.take_down())

@@ -12,9 +12,11 @@ from racimo.control.gate import Receive, Scope, Send
 from racimo.control.views import (
     ClusterView,
     DownView,
+    DrainRequest,
     EndedView,
     ExecExitView,
     ExecRequest,
+    ForgetRequest,
     LogLine,
     NodeView,
     OkView,
@@ -123,6 +125,18 @@ CALLS: tuple[Call, ...] = (
         summary="Keeps a secret; runs that name it get it as an environment variable.",
     ),
     Call(method="DELETE", path="/v1/secrets/{name}", handler=Api.remove_secret, summary="Forgets a secret."),
+    Call(
+        method="POST", path="/v1/nodes/{id}/drain", handler=Api.drain_node, takes=DrainRequest,
+        summary="A node gets no new work, and what runs there moves or ends; `undo` takes that back.",
+    ),
+    Call(
+        method="POST", path="/v1/nodes/{id}/forget", handler=Api.forget_node, takes=ForgetRequest,
+        summary="A node that does not answer is given up for good.",
+    ),
+    Call(
+        method="POST", path="/v1/backup", handler=Api.backup, gives=bytes, body="bytes",
+        summary="A tar of all that makes this cluster: journal, snapshots, secrets, token, certificate.",
+    ),
     Call(
         method="POST", path="/v1/shutdown", handler=Api.shutdown, gives=DownView,
         summary="Ends the cluster: commands stop, exact training saves itself and goes on at the next `up`.",

@@ -104,6 +104,10 @@ class ClusterView(_View, frozen=True, kw_only=True):
     num_running: int
     num_ended: int
     processes: tuple[ProcessUsage, ...] = ()
+    wall_s: float = 0.0
+    """The head's clock, to be compared."""
+    versions: dict[str, str] = {}
+    """Of the head: `python` and `torch`, whose minor versions a node must share."""
     warnings: tuple[str, ...] = ()
     """Such as a journal whose torn tail was cut off, or a zygote that is still importing torch."""
 
@@ -152,6 +156,19 @@ class ScaleRequest(_View, kw_only=True, frozen=True):
 
 class SecretRequest(_View, kw_only=True, frozen=True):
     value: str
+
+
+class DrainRequest(_View, kw_only=True, frozen=True):
+    """`deadline_s`: when what still runs there is stopped, in seconds from now; None: it may take its time."""
+
+    deadline_s: float | None = None
+    undo: bool = False
+
+
+class ForgetRequest(_View, kw_only=True, frozen=True):
+    """`confirm_dead`: a person vouches that nothing runs on that node any more."""
+
+    confirm_dead: bool = False
 
 
 class ExecRequest(_View, kw_only=True, frozen=True):
