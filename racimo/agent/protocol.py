@@ -342,10 +342,11 @@ class EventBatch(_Message, frozen=True, kw_only=True):
 
 
 class ReadLog(_Message, frozen=True, kw_only=True):
-    """Bytes of a worker's log from `offset` (negative: that many from the end); waits up to `wait_s` for some."""
+    """Bytes of a worker's log from `offset` (negative: that many from the end); waits up to `wait_s` for some. `steps`
+    are its commits (`steps.jsonl`)."""
 
     worker: str
-    stream: Literal["out", "err"] = "out"
+    stream: Literal["out", "err", "steps"] = "out"
     offset: int = 0
     limit: int = 256 * 1024
     wait_s: float = 0.0
