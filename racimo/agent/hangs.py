@@ -1,7 +1,8 @@
 """Hangs: which worker has not changed its phase for too long, where its code stands, and who waits for it.
 
 A hang is never concluded from a slow collective: a worker that waits for others is not the one that hangs
-(pytorch#118369, nccl#1324: a hang, and nobody can tell which rank or call).
+(pytorch#118369, nccl#1324: a hang, and nobody can tell which rank or call). Those others may be on other nodes: then
+their agents see who hangs, and here it is only said after twice the time, if nobody was named by then.
 """
 
 import asyncio
@@ -17,9 +18,11 @@ from racimo.agent.entry import Entry
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.protocol import Announce
 from racimo.spec.quantity import format_duration
-from racimo.state.nouns import Failure
+from racimo.state.nouns import Failure, worker_id
 
 STEPS_BEFORE_HANG = 10
+PATIENCE_ELSEWHERE = 2
+"""So many times its limit may a worker wait for others on other nodes before it is named itself."""
 WAITING_PHASES = frozenset({"exchange", "wait"})
 QUIET_PHASES = frozenset({"starting", "done"})
 DUMP_TIMEOUT_S = 2.0
@@ -32,25 +35,30 @@ MAIN_STACK_HEAD = "Stack of its main thread (most recent call first):"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
 
-def quiet_s(entry: Entry, now_s: float) -> float:
-    """Seconds beyond the worker's limit without a change of phase; negative while it is within."""
+def quiet_s(entry: Entry, now_s: float, patience: int = 1) -> float:
+    """Seconds beyond `patience` times the worker's limit without a change of phase; negative while it is within."""
     assert entry.progress is not None
     limit_s = max(entry.order.hang_after_s, STEPS_BEFORE_HANG * (entry.progress.step_s or 0.0))
-    return now_s - entry.progress_at_s - limit_s
+    return now_s - entry.progress_at_s - patience * limit_s
 
 
 def find_hung(entries: Iterable[Entry], now_s: float) -> list[Entry]:
     """The workers of one run that hang and were not yet reported for their present phase.
 
-    If all of them wait for one another, those that they wait for (their network is stuck, or they are).
+    If all of them wait for one another, those that they wait for (their network is stuck, or they are). If they wait
+    for workers on other nodes, one of them, and only after `PATIENCE_ELSEWHERE` times their limit.
     """
+    entries = list(entries)
     known = [entry for entry in entries if entry.live and entry.progress is not None and not entry.frozen]
     late = [entry for entry in known if quiet_s(entry, now_s) > 0]
     hung = [entry for entry in late if _phase(entry) not in WAITING_PHASES | QUIET_PHASES]
     waiting = [entry for entry in late if _phase(entry) in WAITING_PHASES]
     if not hung and waiting and len(waiting) == len(known):
         awaited = {index for entry in waiting if entry.progress for index in entry.progress.waits_for}
-        hung = [entry for entry in waiting if entry.index in awaited] or waiting[:1]
+        if awaited <= {entry.index for entry in entries}:
+            hung = [entry for entry in waiting if entry.index in awaited] or waiting[:1]
+        else:
+            hung = [entry for entry in waiting if quiet_s(entry, now_s, PATIENCE_ELSEWHERE) > 0][:1]
     return [entry for entry in hung if entry.progress and entry.hung_phase != entry.progress.phase_number]
 
 
@@ -60,8 +68,13 @@ def _phase(entry: Entry) -> str:
 
 def rank_of(entry: Entry, generation: Announce | None) -> int:
     """Its position in the newest generation, else as first planned."""
+    rank = _rank_of_name(entry.name, generation)
+    return entry.order.rank if rank is None else rank
+
+
+def _rank_of_name(name: str, generation: Announce | None) -> int | None:
     names = [member.worker for member in generation.members] if generation is not None else []
-    return names.index(entry.name) if entry.name in names else entry.order.rank
+    return names.index(name) if name in names else None
 
 
 async def describe_hang(
@@ -81,8 +94,10 @@ async def describe_hang(
     parts = [f"rank {rank} ({entry.name}) has been in phase {entry.progress.phase!r} for {duration}"]
     parts.append(f"at {place}" if place else "and its process gave no stack (stopped, or stuck in the kernel)")
     if waiting:
-        ranks = ", ".join(map(str, waiting))
-        parts.append(f"while rank {ranks} waits for it" if len(waiting) == 1 else f"while ranks {ranks} wait for it")
+        parts.append(f"while {_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it")
+    awaited = _awaited(entry, generation)
+    if awaited and _phase(entry) in WAITING_PHASES:
+        parts.append(f"waiting for {_ranks(awaited)}")
     return Failure(
         code="worker-hung",
         message=" ".join(parts),
@@ -91,6 +106,18 @@ async def describe_hang(
         rank=rank,
         worker=entry.name,
     )
+
+
+def _awaited(entry: Entry, generation: Announce | None) -> list[int]:
+    """The ranks that it waits for, on this node or another."""
+    assert entry.progress is not None
+    names = [worker_id(entry.run, entry.attempt, index) for index in entry.progress.waits_for]
+    ranks = [_rank_of_name(name, generation) for name in names]
+    return sorted(rank for rank in ranks if rank is not None)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 async def dump_stack(entry: Entry, files: FileWatcher) -> str:

@@ -1,12 +1,14 @@
 """Who hangs, and who only waits."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from racimo.agent.entry import Entry
-from racimo.agent.hangs import find_hung, find_user_line, main_stack
-from racimo.agent.protocol import Progress, WorkerOrder
+from racimo.agent.hangs import describe_hang, find_hung, find_user_line, main_stack
+from racimo.agent.inotify import FileWatcher
+from racimo.agent.protocol import Announce, Member, Progress, WorkerOrder
 from racimo.state.nouns import Exit
 
 STACKS = """Thread 0x00007f01 (most recent call first):
@@ -55,6 +57,34 @@ def test_some_phases_may_take_for_ever(phase: str) -> None:
 def test_if_all_wait_those_waited_for_are_named() -> None:
     assert hung(entry(0, "exchange", 80, waits_for=(2,)), entry(1, "wait", 80, waits_for=(2,)),
                 entry(2, "exchange", 80, waits_for=())) == [2]  # fmt: skip
+
+
+def test_who_waits_for_a_worker_on_another_node_does_not_hang() -> None:
+    """pytorch#118369: the agent of the one that is stuck names it, not those of the nodes that wait for it."""
+    waiting = (entry(0, "exchange", 100, waits_for=(2,)), entry(1, "exchange", 100, waits_for=(2,)))
+    assert hung(*waiting) == []
+    assert hung(*waiting, entry(3, "compute", 10)) == []
+
+
+def test_if_nobody_was_named_in_twice_the_time_one_who_waits_is() -> None:
+    assert hung(entry(0, "exchange", 130, waits_for=(2,)), entry(1, "exchange", 125, waits_for=(2,))) == [0]
+    assert hung(entry(0, "exchange", 130, waits_for=(2,)), entry(1, "compute", 10)) == []
+
+
+def test_the_failure_names_who_waits_and_who_is_waited_for(tmp_path: Path) -> None:
+    stuck, waits = entry(1, "compute", 80), entry(0, "exchange", 80, waits_for=(1, 5))
+    members = tuple(Member(f"r/1/{index}", "") for index in (0, 1, 5))
+    generation = Announce(run="r", attempt=1, number=3, members=members, reason="")
+
+    async def described(one: Entry) -> str:
+        files = FileWatcher()
+        try:
+            return (await describe_hang(one, (stuck, waits), generation, files, tmp_path)).message
+        finally:
+            files.close()
+
+    assert "while rank 0 waits for it" in asyncio.run(described(stuck))
+    assert asyncio.run(described(waits)).endswith("waiting for ranks 1, 2")
 
 
 def test_if_one_still_goes_on_waiting_is_no_hang() -> None:
