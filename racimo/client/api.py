@@ -68,6 +68,7 @@ class Client:
     ) -> None:
         where = Home(Path(home).absolute()) if home is not None else None
         self._finder = finder or Finder(say, home=where, may_start=may_start)
+        self._transport = transport
         self._session = Session(self._finder, say, transport)
         self._say = say
 
@@ -82,7 +83,7 @@ class Client:
 
     def beside(self) -> "Client":
         """Another client of the same cluster, for another thread. It starts no cluster and says nothing."""
-        return Client(say=lambda text: None, finder=self._finder.never_starting())
+        return Client(say=lambda text: None, finder=self._finder.never_starting(), transport=self._transport)
 
     # Runs
 
@@ -107,7 +108,8 @@ class Client:
     def upload(self, folder: Path, *, needs: str = "", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> str:
         """Sends a folder's files by content; the snapshot's id. `needs`: a path that must be among them."""
         from racimo.client.hash_cache import HashCache
-        from racimo.client.snapshot import hash_files, read_blob, scan, skipped_words
+        from racimo.client.snapshot import hash_files, scan, skipped_words
+        from racimo.client.upload import Upload
 
         found = scan(folder, max_bytes=max_upload_bytes, home=self._finder.home.root)
         if needs and needs not in {file.path for file in found.files}:
@@ -124,9 +126,8 @@ class Client:
                 f"sending {format_size(size_bytes)} of {format_size(found.size_bytes)} in {len(found.files)} files "
                 f"from {folder}"
             )
-            for sha256 in view.missing:
-                content = read_blob(sources[sha256], sha256)
-                self._session.call("PUT", f"/v1/blobs/{sha256}", type(None), content=content)
+            upload = Upload(lambda: self.beside()._session)
+            upload.send(self._session, [(sha256, sources[sha256]) for sha256 in view.missing])
         return view.id
 
     def _snapshot(self, entries: tuple[Any, ...]) -> SnapshotView:

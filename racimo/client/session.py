@@ -6,7 +6,7 @@ there is tried again, for `RETRY_S`, as long as the supervisor lives; and it say
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -99,16 +99,19 @@ class Session:
         *,
         params: Params | None = None,
         body: Any = None,
-        content: bytes | None = None,
+        content: bytes | Callable[[], Iterator[bytes]] | None = None,
+        content_bytes: int = 0,
         timeout_s: float = CALL_TIMEOUT_S,
         safe_to_repeat: bool = True,
         following: bool = False,
     ) -> T:
-        """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is. `following`: somebody
+        """One request, its answer decoded as `kind`. `body` goes as JSON, `content` as it is, or as its parts, of which
+        there are `content_bytes`; they are asked for anew with each try. `following`: somebody
         waits for what a run does, and waits on while the head is away."""
         if body is not None:
             content = _encode(body)
-        response = self._send(method, path, params, content, timeout_s, safe_to_repeat, following)
+        headers = {"Content-Length": str(content_bytes)} if callable(content) else {}
+        response = self._send(method, path, params, content, headers, timeout_s, safe_to_repeat, following)
         raise_for_error(response.status_code, response.content, self.endpoint)
         if kind is type(None):
             return None
@@ -124,7 +127,8 @@ class Session:
         method: str,
         path: str,
         params: Params | None,
-        content: bytes | None,
+        content: bytes | Callable[[], Iterator[bytes]] | None,
+        headers: dict[str, str],
         timeout_s: float,
         repeat: bool,
         following: bool,
@@ -132,8 +136,9 @@ class Session:
         backoff = Backoff(self.say, "the control process, which its supervisor is starting again")
         while True:
             try:
+                body = content() if callable(content) else content
                 return self._client().request(
-                    method, path, params=params, content=content, timeout=_timeouts(timeout_s)
+                    method, path, params=params, content=body, headers=headers, timeout=_timeouts(timeout_s)
                 )
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 self.recover(backoff, error, patient=following, following=following)

@@ -231,19 +231,31 @@ def _hash(path: Path) -> str:
         raise _unreadable(path, error) from None
 
 
-def read_blob(file: LocalFile, sha256: str) -> bytes:
-    """The content, checked: a file that changed since it was hashed would be stored under a wrong name."""
+def read_parts(file: LocalFile, sha256: str) -> Iterator[bytes]:
+    """The content in pieces, checked before the last one: a file that changed since it was hashed is never sent whole.
+    Raises `file-unreadable`."""
+    digest = hashlib.sha256()
+    left_bytes = file.size_bytes
     try:
-        content = file.source.read_bytes()
+        with open(file.source, "rb") as source:
+            while left_bytes > READ_BYTES:
+                part = source.read(READ_BYTES)
+                if not part:
+                    break
+                digest.update(part)
+                left_bytes -= len(part)
+                yield part
+            last = source.read(left_bytes + 1)
     except OSError as error:
         raise _unreadable(file.source, error) from None
-    if hashlib.sha256(content).hexdigest() != sha256:
+    digest.update(last)
+    if digest.hexdigest() != sha256:
         raise RacimoError(
             "file-unreadable",
             f"{file.source} changed while it was being sent",
             f"submit again; a file that something keeps writing to belongs into {IGNORE_FILE}",
         )
-    return content
+    yield last
 
 
 def skipped_words(found: Scan) -> str:

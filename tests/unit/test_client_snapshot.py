@@ -7,7 +7,7 @@ import pytest
 
 from racimo.client import snapshot
 from racimo.client.hash_cache import HashCache
-from racimo.client.snapshot import hash_files, read_blob, scan
+from racimo.client.snapshot import hash_files, read_parts, scan
 from racimo.spec.errors import RacimoError
 
 LIMIT_BYTES = 10**6
@@ -186,7 +186,21 @@ def test_a_file_that_changes_while_it_is_sent_is_named(tmp_path: Path) -> None:
     (entry,) = hash_files(found, HashCache(None, tmp_path))
     (tmp_path / "a").write_bytes(b"later")
     with pytest.raises(RacimoError, match="changed while it was being sent"):
-        read_blob(found.files[0], entry.sha256)
+        list(read_parts(found.files[0], entry.sha256))
+
+
+def test_a_file_that_changed_is_never_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "READ_BYTES", 4)
+    write(tmp_path, "a", size=11)
+    found = scan(tmp_path, max_bytes=LIMIT_BYTES)
+    (entry,) = hash_files(found, HashCache(None, tmp_path))
+    assert list(read_parts(found.files[0], entry.sha256)) == [b"xxxx", b"xxxx", b"xxx"]
+    (tmp_path / "a").write_bytes(b"x" * 10 + b"y")
+    sent = []
+    with pytest.raises(RacimoError, match="changed while it was being sent"):
+        for part in read_parts(found.files[0], entry.sha256):
+            sent.append(part)
+    assert b"".join(sent) == b"x" * 8
 
 
 def test_a_name_that_is_no_utf_8_is_refused_and_shown_unless_it_is_left_out(tmp_path: Path) -> None:
