@@ -81,7 +81,7 @@ class LogTails:
                 self._follow_workers()
                 try:
                     pieces = await self._collect(limit)
-                except asyncio.CancelledError:  # the connection has ended
+                except BaseException:  # such as the end of the connection: nothing of it was sent
                     self._take_back()
                     raise
                 if turn != self._turn:
@@ -183,7 +183,11 @@ class LogTails:
             if limit < BLOCK_BYTES:
                 break
             tail.changed = False
-            piece = await asyncio.to_thread(tail.read, limit)
+            try:
+                piece = await asyncio.to_thread(tail.read, limit)
+            except BaseException:
+                tail.changed = True
+                raise
             if piece is not None:
                 pieces.append(piece)
                 tail.given = piece.offset + len(piece.content)
