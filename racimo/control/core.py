@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from racimo.act.journal import SNAPSHOT_EVERY_RECORDS, Journal
 from racimo.agent.protocol import AgentEvent, FileEntry, Member, WorkerOrder, WorkerState
 from racimo.control.effects import Announce, Effect, Forget, Start, Stop
 from racimo.control.orders import run_name, worker_order
 from racimo.control.scaling import check_scale
-from racimo.decide import decide
+from racimo.decide import away, decide
 from racimo.decide.fit import can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange, parse_duration_s
@@ -55,10 +56,9 @@ class TakenDown(msgspec.Struct, frozen=True):
 class Core:
     """One cluster's truth and its decisions. Opening it folds what `store` holds."""
 
-    def __init__(self, store: Journal, clock: Clock, seed: int = 0) -> None:
+    def __init__(self, store: Journal, clock: Clock) -> None:
         self.store = store
         self.clock = clock
-        self.seed = seed
         self.notes: list[str] = list(store.notes)
         self.waits: dict[str, Reason] = {}
         """Why each waiting run waits, as of the newest tick."""
@@ -66,6 +66,8 @@ class Core:
         """When to tick even if nothing happens, on the cluster's clock."""
         self.state = self._open()
         self._snapshot_seq = self.state.seq
+        self._met: set[str] = set()
+        """Nodes that have answered in this process's life."""
         self._going_down = False
         self._effects: deque[tuple[int, Effect]] = deque()
         self._records: deque[ev.Record] = deque()
@@ -140,7 +142,10 @@ class Core:
         return TakenDown(kept=tuple(kept), stopped=tuple(stopped))
 
     def come_up(self) -> None:
-        """What was held while the cluster was down queues again."""
+        """What was held while the cluster was down queues again. Leases on nodes that are away count from now: the
+        clock between two processes is the wall's, and may have jumped."""
+        for node in [node for node in self.state.nodes.values() if node.status != "up"]:
+            self._record(ev.NodeSilent(node=node.id))
         for run in [self.state.runs[run_id] for run_id in self.state.open_runs]:
             if run.hold == "down":
                 self._record(ev.ResumeRequested(run=run.id))
@@ -160,9 +165,11 @@ class Core:
     # What nodes and workers did
 
     def node_joined(self, node: Node) -> None:
-        """The node is there, with these properties; nothing new if that is known."""
-        if self.state.nodes.get(node.id) != node:
-            self._record(ev.NodeJoined(node=node))
+        """The node is there, with these properties; nothing new if that is known. It stays drained if it was."""
+        self._met.add(node.id)
+        known = self.state.nodes.get(node.id)
+        if known is None or known.status != "up" or _as_told(known) != _as_told(node):
+            self._record(ev.NodeJoined(node=_as_told(node)))
 
     def node_knows(self, node_id: str, newest_run: int) -> None:
         """The node has kept something of a run of this number. A higher one than the journal's is of a lost record."""
@@ -176,8 +183,65 @@ class Core:
     def node_silent(self, node_id: str) -> None:
         """The node does not answer: nothing new is placed there, what runs there keeps its lease."""
         node = self.state.nodes.get(node_id)
-        if node is not None and node.status != "silent":
+        if node is not None and node.status == "up":
             self._record(ev.NodeSilent(node=node_id))
+
+    def node_stuck(self, node_id: str, witness: str) -> None:
+        """Worker `witness` (a worker id) on a node that answers waits for one of its run on this silent node.
+
+        Dropped while the node is not silent, and where the witness is none: say it again while it waits.
+        """
+        node = self.state.nodes.get(node_id)
+        if node is None or node.status != "silent" or node_id in self.state.stuck:
+            return
+        run, attempt, index = parse_worker_id(witness)
+        worker = self.state.worker(run, attempt, index)
+        if worker is None or not worker.live or worker.node == node_id or not self._answers(worker.node):
+            return
+        if any(other.node == node_id for other in self.state.runs[run].live_workers):
+            self._record(ev.NodeStuck(node=node_id, witness=witness))
+
+    def pair_unreachable(self, run_id: str, one: int, other: int) -> None:
+        """Worker `one` of the run's present attempt cannot reach `other`, though both their nodes answer."""
+        run = self.state.runs.get(run_id)
+        found = [run.workers.get(index) for index in (one, other)] if run is not None else []
+        workers = [worker for worker in found if worker is not None and worker.live and not worker.leaving]
+        if run is None or len(workers) < 2 or workers[0].node == workers[1].node:
+            return
+        known = (one, other) in run.unreachable or (other, one) in run.unreachable
+        if not known and all(self._answers(worker.node) for worker in workers):
+            self._record(ev.PairUnreachable(run=run_id, attempt=run.attempt, index=one, other=other))
+
+    def drain(self, node_id: str, deadline_s: float | None = None, undo: bool = False) -> Node:
+        """Gives the node nothing new and moves what can be moved; after `deadline_s` from now the rest is stopped.
+
+        `RacimoError`: `node-unknown`, `wrong-state` (`undo` of what is not drained).
+        """
+        node = self._node(node_id)
+        if undo and not node.draining:
+            raise RacimoError("wrong-state", f"{node_id} is not being drained", "racimo nodes")
+        if undo or not node.draining or deadline_s is not None or node.drain_deadline_s is not None:
+            self._record(ev.DrainRequested(node=node_id, deadline_s=None if undo else deadline_s, undo=undo))
+        return self.state.nodes[node_id]
+
+    def forget_node(self, node_id: str, confirm_dead: bool = False) -> None:
+        """Drops a node that does not answer. `confirm_dead`: a person vouches that nothing runs there any more, so
+        what had its lease there may move at once.
+
+        `RacimoError`: `node-unknown`, `wrong-state` (it answers; or it had workers and nobody vouches).
+        """
+        node, num_workers = self._node(node_id), len(self.state.on_node.get(node_id, ()))
+        if node.status == "up" and node_id in self._met:
+            raise RacimoError("wrong-state", f"{node_id} answers: take it down there first", f"racimo drain {node_id}")
+        if num_workers and not confirm_dead:
+            workers = "a worker" if num_workers == 1 else f"{num_workers} workers"
+            raise RacimoError(
+                "wrong-state",
+                f"{node_id} does not answer and had {workers}, which may still live there",
+                f"racimo nodes forget {node_id} --confirm-dead   # if you know that it is off",
+            )
+        self._met.discard(node_id)
+        self._record(ev.NodeForgotten(node=node_id, confirmed_dead=confirm_dead))
 
     def agent_event(self, event: AgentEvent) -> bool:
         """Takes what an agent saw; True if it was news. What is known already, or fenced, is dropped.
@@ -209,21 +273,24 @@ class Core:
         for name, state in known.items():
             if not state.exited and not self._belongs(node_id, name):
                 self._effect(Stop(node=node_id, worker=name, how="abort"))
-        for forgotten in self.state.forgotten:
-            self._effect(Forget(node=node_id, run=forgotten))
-        for run in [self.state.runs[run] for run in self.state.open_runs]:
-            for worker in run.live_workers:
-                if worker.node == node_id:
-                    self._resync_worker(run, worker, known.get(worker_id(run.id, worker.attempt, worker.index)))
-            if run.generation is not None:
-                self._announce(self.state.runs[run.id], only_node=node_id)
+        for forgotten, nodes in self.state.forgotten.items():
+            if node_id in nodes or not nodes:
+                self._effect(Forget(node=node_id, run=forgotten))
+        runs: dict[str, None] = {}
+        for name in list(self.state.on_node.get(node_id, ())):
+            run_id, _, index = parse_worker_id(name)
+            runs[run_id] = None
+            self._resync_worker(self.state.runs[run_id], self.state.runs[run_id].workers[index], known.get(name))
+        for run_id in runs:
+            if self.state.runs[run_id].generation is not None:
+                self._announce(self.state.runs[run_id], only_node=node_id)
 
     # The wheel
 
     def tick(self) -> None:
         """Decides until nothing is left to decide. Deciding twice without news between adds nothing."""
         for _ in range(MAX_ROUNDS):
-            decisions = decide(self.state, self._now_s(), self.seed)
+            decisions = decide(self.state, self._now_s(), self.absent)
             if not decisions.intents:
                 self.waits, self.next_due_s = decisions.waits, decisions.next_due_s
                 return
@@ -262,7 +329,7 @@ class Core:
     def why(self, run_id: str) -> Reason:
         """Why the run is where it is: the planner's own words. `RacimoError`: `run-unknown`."""
         run = self.run(run_id)
-        reason = self.waits.get(run_id) or run.reason
+        reason = away.why(self.state, run, self._now_s()) or self.waits.get(run_id) or run.reason
         return reason or Reason(code="submitted", text="submitted; the next decision places it")
 
     def run(self, run_id: str) -> Run:
@@ -279,9 +346,24 @@ class Core:
         run_id, attempt, index = parse_worker_id(worker)
         found = self.state.worker(run_id, attempt, index)
         assert found is not None, worker
-        return worker_order(self.state.runs[run_id], found, files, secrets)
+        return worker_order(self.state.runs[run_id], found, self.state.nodes, files, secrets)
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Nodes that have not answered since this process began."""
+        return frozenset(self.state.nodes.keys() - self._met)
 
     # Within
+
+    def _node(self, node_id: str) -> Node:
+        node = self.state.nodes.get(node_id)
+        if node is None:
+            raise RacimoError("node-unknown", f"there is no node {node_id!r}", "racimo nodes")
+        return node
+
+    def _answers(self, node_id: str) -> bool:
+        node = self.state.nodes.get(node_id)
+        return node is not None and node.status == "up" and node_id in self._met
 
     def _open(self) -> State:
         content, records = self.store.load()
@@ -311,7 +393,7 @@ class Core:
             case ev.GenerationAnnounced():
                 self._announce(self.state.runs[event.run])
             case ev.RunForgotten():
-                for node in self.state.nodes:
+                for node in self.state.forgotten.get(event.run) or self.state.nodes:
                     self._effect(Forget(node=node, run=event.run))
             case _:
                 pass
@@ -370,7 +452,8 @@ class Core:
     def _fence(self, event: ev.WorkerStarted | ev.WorkerReady) -> None:
         """A worker that must not live reports life: it is aborted wherever it is."""
         name = worker_id(event.run, event.attempt, event.index)
-        for node in self.state.nodes:
+        run = self.state.runs.get(event.run)
+        for node in (run.nodes if run is not None else ()) or self.state.nodes:
             self._effect(Stop(node=node, worker=name, how="abort"))
 
     def _belongs(self, node_id: str, name: str) -> bool:
@@ -420,6 +503,13 @@ class Core:
         if run.ended:
             raise RacimoError("wrong-state", f"{run_id} has ended already: {run.status}", f"racimo show {run_id}")
         return run
+
+
+def _as_told(node: Node) -> Node:
+    """The node by its own account, without what others concluded about it."""
+    return replace(
+        node, status="up", reason=None, silent_at_s=0.0, draining=False, drain_deadline_s=None, drain_at_s=0.0
+    )
 
 
 def _stop(run: Run, worker: Worker, how: str) -> Stop:

@@ -1,17 +1,22 @@
 """What a worker is to be, from the state: the order for its agent, and the name of a new run."""
 
+import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from racimo.agent.protocol import FileEntry, WorkerOrder
 from racimo.spec.quantity import parse_duration_s
 from racimo.spec.run import RunSpec
-from racimo.state.nouns import Run, Worker, worker_id
+from racimo.state.nouns import Node, Run, Worker, worker_id
 
 MAX_NAME_CHARS = 40
 INTERPRETER = re.compile(r"(python|pypy)[0-9.]*|(ba|da|z|k)?sh|node|ruby|perl|Rscript|julia")
 INLINE_OPTIONS = frozenset({"-c", "-e", "-"})
 """After these stands the program itself, or it comes from stdin: there is no script to be named after."""
+FIRST_PORT, NUM_PORTS = 20_000, 12_000
+"""Below the kernel's range for outgoing connections, as the agent's own choice on one machine."""
 VALUED_OPTIONS = {"python": ("-W", "-X"), "pypy": ("-W", "-X"), "sh": ("-o", "+o")}
 
 
@@ -44,12 +49,15 @@ def _command_name(command: tuple[str, ...]) -> str:
 
 
 def worker_order(
-    run: Run, worker: Worker, files: tuple[FileEntry, ...] = (), secrets: dict[str, str] | None = None
+    run: Run,
+    worker: Worker,
+    nodes: Mapping[str, Node],
+    files: tuple[FileEntry, ...] = (),
+    secrets: dict[str, str] | None = None,
 ) -> WorkerOrder:
     """The order for one worker of the run's present attempt; the same whenever it is asked for."""
     spec = run.spec
-    first_at_s = min(other.started_at_s for other in run.workers.values())
-    world_size = sum(other.started_at_s == first_at_s for other in run.workers.values())
+    first = _first_workers(run)
     return WorkerOrder(
         worker=worker_id(run.id, worker.attempt, worker.index),
         kind=spec.kind,
@@ -67,7 +75,7 @@ def worker_order(
         memory_bytes=spec.memory_bytes,
         rank=worker.rank,
         # A worker that comes later is outside of torchrun's count; the generation tells it its place.
-        world_size=max(world_size, worker.rank + 1),
+        world_size=max(len(first), worker.rank + 1),
         restart_count=run.attempt - 1,
         max_restarts=spec.retries,
         rendezvous_key=f"{run.id}/{worker.attempt}",
@@ -76,4 +84,34 @@ def worker_order(
         seed=spec.seed,
         hang_after_s=parse_duration_s(spec.hang_after),
         checkpoint=spec.checkpoint,
+        **_place(run, worker, first, nodes),
     )
+
+
+def master_port(key: str) -> int:
+    """The port of one rendezvous; agents start looking for a free one at the same place."""
+    return FIRST_PORT + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % NUM_PORTS
+
+
+def _first_workers(run: Run) -> list[Worker]:
+    """Those that the attempt began with, in order of rank."""
+    first_at_s = min(other.started_at_s for other in run.workers.values())
+    return sorted((w for w in run.workers.values() if w.started_at_s == first_at_s), key=lambda w: w.rank)
+
+
+def _place(run: Run, worker: Worker, first: list[Worker], nodes: Mapping[str, Node]) -> dict[str, Any]:
+    """torchrun's local and group ranks, and where rank 0 is; nothing while all are on one node."""
+    groups = list(dict.fromkeys([*(other.node for other in first), worker.node]))
+    if len(groups) == 1:
+        return {}
+    beside = [w for w in first if w.node == worker.node]
+    before = [w for w in run.workers.values() if w.node == worker.node and w.rank < worker.rank]
+    master = nodes.get(first[0].node)
+    return {
+        "master_address": master.address if master is not None else "",
+        "master_port": master_port(f"{run.id}/{worker.attempt}"),
+        "local_rank": len(before),
+        "local_world_size": max(len(beside), len(before) + 1),
+        "group_rank": groups.index(worker.node),
+        "group_world_size": len(groups),
+    }

@@ -1,4 +1,4 @@
-"""What should be: pure functions from the state, the time and a seed to intents, each with its Reason."""
+"""What should be: pure functions from the state and the time to intents, each with its Reason."""
 
 from racimo.decide.decision import Decisions
 from racimo.decide.plan import decide

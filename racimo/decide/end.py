@@ -19,7 +19,7 @@ def close(run: Run) -> Intent:
     culprits = exits.culprits(run)
     if culprits:
         failure = exits.failure_of(run, culprits[0], len(culprits) - 1)
-        return _failed(run, failure, "lost" if failure.code == "worker-lost" else "failed")
+        return _failed(run, failure, "lost" if failure.code in ("worker-lost", "node-lost") else "failed")
     if exits.crash_looping(run):
         failure = exits.crash_loop_failure(run)
         return _ended(run, failure, "failed")

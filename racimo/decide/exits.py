@@ -66,6 +66,11 @@ def paused(run: Run) -> list[Worker]:
     return [worker for worker in run.workers.values() if worker.exit is not None and worker.exit.outcome == "paused"]
 
 
+def lost_with_node(worker: Worker) -> bool:
+    """True if it was given up with its node: nothing that it did."""
+    return worker.exit is not None and worker.exit.failure is not None and worker.exit.failure.code == "node-lost"
+
+
 def crash_looping(run: Run) -> bool:
     return exact(run) and run.deaths_without_progress >= MAX_DEATHS_WITHOUT_PROGRESS
 
@@ -74,6 +79,8 @@ def ending_words(worker: Worker) -> str:
     """`worker 1 was killed by signal 9`, `worker 0 exited with code 3`."""
     ending = worker.exit
     assert ending is not None
+    if ending.failure is not None and lost_with_node(worker):
+        return ending.failure.message
     if ending.outcome == "unknown":
         return f"worker {worker.index} vanished"
     if ending.outcome == "failed" and ending.code is None:

@@ -111,7 +111,9 @@ def may_grow_at_s(run: Run) -> float | None:
     if not run.elastic or exits.finished(run) or _strangers(run, run.workers.values()):
         return None
     last_ready_s = max((worker.ready_at_s for worker in run.workers.values()), default=0.0)
-    futile = [w for w in exits.dead(run) if not w.ready_at_s and w.exited_at_s > last_ready_s]
+    futile = [
+        w for w in exits.dead(run) if not w.ready_at_s and w.exited_at_s > last_ready_s and not exits.lost_with_node(w)
+    ]
     if not futile:
         return 0.0
     delay_s = min(FIRST_RESTART_DELAY_S * 2.0 ** min(len(futile) - 1, 16), MAX_RESTART_DELAY_S)

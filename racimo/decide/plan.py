@@ -1,6 +1,6 @@
 """The one decision: every open run looked at, in order, against the devices that are free."""
 
-from racimo.decide import end, heal, retain
+from racimo.decide import away, end, heal, retain
 from racimo.decide.decision import Decisions
 from racimo.decide.fit import Pool
 from racimo.decide.queue import Queue, in_order
@@ -9,13 +9,17 @@ from racimo.state.fold import State
 from racimo.state.nouns import Run
 
 
-def decide(state: State, now_s: float, seed: int) -> Decisions:
+def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> Decisions:
     """What is to happen next. Applying the intents and deciding again converges; without news it adds nothing.
 
     Each intent holds for the state it was made from, and any prefix of them may be all that survives a crash: the next
     decision then makes the rest again. Devices go first to replacements of dead members, then down the queue, and what
-    nobody waits for lets elastic runs grow. `now_s` is on the cluster's clock; `seed` is for choices among equals.
+    nobody waits for lets elastic runs grow. `now_s` is on the cluster's clock; `absent` are nodes of which this control
+    process has heard nothing since it began: nothing new is placed there.
     """
+    given_up = away.give_up(state, now_s)
+    if given_up:
+        return Decisions(intents=tuple(given_up))
     intents: list[Intent] = []
     due: list[float] = []
     pool = Pool.free(state)
@@ -44,7 +48,8 @@ def decide(state: State, now_s: float, seed: int) -> Decisions:
                 grown = heal.fill_up(run, pool, heal.target(run), "grows")
                 intents += [grown] if grown is not None else []
     intents += retain.forget(state)
-    return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None))
+    waits = {**queue.waits, **away.waits(state, now_s, due)}
+    return Decisions(intents=tuple(intents), waits=waits, next_due_s=min(due, default=None))
 
 
 def _steer(run: Run, pool: Pool, now_s: float, due: list[float], going: list[Run]) -> list[Intent]:

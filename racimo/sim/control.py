@@ -104,7 +104,7 @@ class SimControl:
                 raise ControlKilled(where)
 
     def _open(self) -> None:
-        self.core = Core(_Journal(self.disk, self.boundary), self.timeline, self.seed)
+        self.core = Core(_Journal(self.disk, self.boundary), self.timeline)
 
     def _guard(self, body: Callable[[], None]) -> None:
         try:

@@ -26,7 +26,9 @@ def apply(state: State, event: NodeEvent, at_s: float) -> None:
         return
     match event:
         case ev.NodeSilent():
-            if node.status != "lost":
+            if node.status == "lost":
+                state.put_node(replace(node, silent_at_s=at_s))
+            else:
                 reason = Reason(code="node-silent", text=f"{node.id} does not answer")
                 state.put_node(replace(node, status="silent", silent_at_s=at_s, reason=reason))
         case ev.NodeStuck():

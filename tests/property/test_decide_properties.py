@@ -243,7 +243,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def deciding_twice_adds_nothing(self) -> None:
         if hasattr(self, "core") and self.core.store.durable_seq == self.core.state.seq:
-            assert decide(self.core.state, self.core._now_s(), 0).intents == ()
+            assert decide(self.core.state, self.core._now_s(), self.core.absent).intents == ()
 
     @invariant()
     def nobody_waits_without_a_reason_or_while_it_could_run(self) -> None:

@@ -44,10 +44,14 @@ class Stage:
     def state(self) -> State:
         return self.core.state
 
+    def restart(self) -> None:
+        """Another control process on the same journal; no node has answered it yet."""
+        self.core = Core(MemoryJournal(self.disk), self.clock)
+
     def turn(self, after_s: float = 0.0) -> None:
         self.clock.at_s += after_s
         self.core.tick()
-        assert not decide(self.state, self.core._now_s(), 0).intents, "deciding twice adds something"
+        assert not decide(self.state, self.core._now_s(), self.core.absent).intents, "deciding twice adds something"
         self.core.commit()
         self.effects = self.core.take_effects()
         self.intents = [r.event for r in self.core.take_records() if isinstance(r.event, ev.Intent)]
