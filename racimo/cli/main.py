@@ -29,7 +29,8 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "up": Command("service", "cluster", "start a cluster on this machine"),
-    "down": Command("service", "cluster", "end it and all its work"),
+    "down": Command("service", "cluster", "end it and all its work; on a machine that joined: leave"),
+    "join": Command("join", "cluster", "make this machine a node of a cluster elsewhere"),
     "nodes": Command("nodes", "cluster", "machines, their devices and who holds them"),
     "check": Command("check", "cluster", "look for what is wrong here, and how to cure it"),
     "run": Command("submit", "work", "run a command: racimo run -- python prepare.py"),

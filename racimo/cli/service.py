@@ -28,7 +28,15 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
 def _up(args: argparse.Namespace) -> int:
     from racimo.client.start import up
 
-    started = up(Home.default(), slots=args.slots, price=args.price, bind=args.bind, carrier=args.carrier, say=talk)
+    home = Home.default()
+    if home.join_file.exists() and args.bind is None:
+        code = _up_again(home, args.output)
+        if args.service:
+            install_service(home)
+        return code
+    started = up(home, slots=args.slots, price=args.price, bind=args.bind, carrier=args.carrier, say=talk)
+    if args.service:
+        install_service(home)
     if args.output == "json":
         view = msgspec.to_builtins(started.cluster)
         write_json({**view, "join": started.join} if started.join else view)
@@ -44,6 +52,31 @@ def _up(args: argparse.Namespace) -> int:
     return 0
 
 
+def install_service(home: Home) -> None:
+    from racimo.client.units import install
+
+    install(home, talk)
+
+
+def _up_again(home: Home, output: str) -> int:
+    """On a machine that joined: its agent, and how it stands with the head."""
+    from racimo.client.joining import link_state, start_again
+
+    joined = start_again(home, talk)
+    if joined is None:
+        state = link_state(home)
+        words = f" ({state.message})" if state is not None and state.message else ""
+        talk(f"this node's agent runs and goes on dialling its head{words}")
+        return 0
+    if output == "json":
+        write_json(joined.cluster)
+        return 0
+    talk(f"this machine is node {joined.node.id} of the cluster")
+    for line in cluster_lines(joined.cluster):
+        write(line)
+    return 0
+
+
 def cluster_lines(cluster: ClusterView) -> list[str]:
     price = cluster.price_per_device_hour
     return [
@@ -55,20 +88,40 @@ def cluster_lines(cluster: ClusterView) -> list[str]:
 
 def _down_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "End this machine's cluster. Commands and plain scripts are stopped; exact training saves itself and,"
-        " like the queue, goes on at the next racimo up. Journal and outputs stay."
+        "On a head: end the cluster. Commands and plain scripts are stopped; exact training saves itself and,"
+        " like the queue, goes on at the next racimo up. Journal and outputs stay; nodes that joined wait for it."
+        "\nOn a machine that joined: leave the cluster. What runs here moves to other nodes or is stopped."
     )
+    parser.add_argument("--now", action="store_true", help="on a machine that joined: without waiting for its work")
 
 
 def _down(args: argparse.Namespace) -> int:
+    home = Home.default()
+    if home.join_file.exists():
+        from racimo.client.leaving import leave
+
+        leave(home, now=args.now, say=talk)
+        talk("this machine has left the cluster")
+        _tell_of_unit(home)
+        return 0
     from racimo.client.ending import down
 
-    home = Home.default()
     if down(home, say=talk):
         talk("the cluster has ended")
+        _tell_of_unit(home)
     else:
         talk(f"no cluster was up in {home.root}")
     return 0
+
+
+def _tell_of_unit(home: Home) -> None:
+    from racimo.client.units import unit_folder, unit_name
+
+    path = unit_folder() / unit_name(home)
+    if path.exists():
+        talk(
+            f"its unit {path.name} stays, and starts the cluster again at the next boot: systemctl disable {path.name}"
+        )
 
 
 def _version(args: argparse.Namespace) -> int:

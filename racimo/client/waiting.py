@@ -39,11 +39,13 @@ def await_node(
     *,
     is_as_asked: Callable[[Node], bool] = lambda node: True,
     look_for_refusal: Callable[[], None] = lambda: None,
+    limit_s: float | None = None,
 ) -> ClusterView:
     """Until the control process answers and has this machine's own node as asked. Ends at once if the supervisor just
     started (`pidfd`) ends, a service that it starts ends again and again, or `look_for_refusal` raises.
 
     `RacimoError`: start-failed with the logs' last lines; what the control process answers."""
+    limit_s = START_LIMIT_S if limit_s is None else limit_s
     began_s = time.monotonic()
     said = ""
     starts = _Starts(home)
@@ -56,8 +58,8 @@ def await_node(
         look_for_refusal()
         waited_s = time.monotonic() - began_s
         waits_for = "the control process" if cluster is None else "the node's agent to join"
-        if waited_s > START_LIMIT_S:
-            raise start_failed(home, f"after {START_LIMIT_S:.0f} s still waiting for {waits_for}")
+        if waited_s > limit_s:
+            raise start_failed(home, f"after {limit_s:.0f} s still waiting for {waits_for}")
         if failing := starts.failing():
             raise start_failed(home, f"its {failing} process ends again and again")
         if waited_s > SAY_AFTER_S and said != waits_for:

@@ -36,6 +36,7 @@ from racimo.control.views import (
     SnapshotView,
     SubmitRequest,
 )
+from racimo.spec.config import read_config
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.spec.quantity import parse_worker_range
@@ -102,6 +103,7 @@ class Api:
             num_running=len(state.open_runs) - num_queued,
             num_ended=len(runs) - len(state.open_runs),
             processes=usage.with_services(self._home.root, reply.processes if reply else ()),
+            carrier=config.carrier if (config := read_config(self._home)).bind else "",
             wall_s=self.core.clock.wall_s(),
             versions=own_versions(),
             warnings=(*self.core.notes, *self._warnings(reply)),

@@ -1,5 +1,7 @@
 """What the API answers: the same structs on both ends. Light: no web framework is imported here."""
 
+from typing import Literal
+
 import msgspec
 
 from racimo.agent.protocol import FileEntry, ProcessUsage, Progress, Report
@@ -104,6 +106,8 @@ class ClusterView(_View, frozen=True, kw_only=True):
     num_running: int
     num_ended: int
     processes: tuple[ProcessUsage, ...] = ()
+    carrier: Literal["", "link", "ray"] = ""
+    """What brings other machines; "" in a cluster that none can join."""
     wall_s: float = 0.0
     """The head's clock, to be compared."""
     versions: dict[str, str] = {}

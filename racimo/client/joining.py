@@ -1,0 +1,314 @@
+"""Joining this machine to a cluster whose head is another: asked there first, undone here if it cannot be."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from racimo.act import guardian
+from racimo.act.versions import own_versions, version_problem
+from racimo.client.binding import own_addresses, own_addresses_words
+from racimo.client.discovery import Endpoint, supervisor_alive
+from racimo.client.ending import end_services, signal_process
+from racimo.client.findings import LOW_DISK_BYTES
+from racimo.client.probing import ask
+from racimo.client.say import Say
+from racimo.client.waiting import await_node, own_node
+from racimo.control.private_files import write_private
+from racimo.control.views import ClusterView, NodeView
+from racimo.spec.config import (
+    ClusterConfig,
+    ClusterFile,
+    JoinConfig,
+    LinkState,
+    Token,
+    join_address,
+    parse_address,
+    read_join,
+)
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.spec.quantity import format_duration, format_size
+from racimo.state.nouns import Node
+
+CLOCK_MOST_S = 120.0
+"""How far the clocks of a node and its head may be apart; the head has the same rule."""
+LINK_WAIT_S = 10.0
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_LEFT_BEHIND = ("workers", "files", "runs", "events.jsonl")
+"""What a node keeps for one cluster and no other."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What `racimo join` was told of this machine. `address`: the IP at which other nodes reach it, "" for the one that
+    it shows to the head. `name`: its name in the cluster, "" for one made of its host's."""
+
+    slots: int | None = None
+    price: float = 0.0
+    address: str = ""
+    name: str = ""
+
+
+class Joined(msgspec.Struct, frozen=True):
+    cluster: ClusterView
+    node: Node
+
+
+def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined:
+    """Joins the cluster at `address` (`IP[:PORT]`) and returns once its control process has this node. Whatever cannot
+    be is found before anything is started; what fails, or is interrupted, leaves nothing behind.
+
+    `RacimoError`: `unreachable`, `certificate-mismatch`, `unauthorized`, `version-mismatch`, `clock-off`, `disk-full`,
+    `join-refused`, `invalid-request`, and what `check_home` raises.
+    """
+    host, port = parse_address(address)
+    head = join_address(host, port)
+    _check_wish(wish)
+    if not token.pin:
+        raise RacimoError(
+            "unauthorized",
+            "this token has no certificate's pin, so a machine elsewhere cannot know whom it speaks to",
+            "racimo up --bind IP   # on the head shows the line to paste",
+        )
+    _refuse_home(home, head, token)
+    endpoint = _endpoint(head, token)
+    cluster, nodes = _ask_head(endpoint)
+    _refuse_machine(home, cluster)
+    _refuse_twice(home, head, nodes, wish)
+    say(f"the head at {head} welcomes this machine")
+    with _undone_on_failure(home):
+        _write_home(home, head, token, wish, cluster, endpoint)
+        return _start(home, say)
+
+
+def start_again(home: Home, say: Say) -> Joined | None:
+    """Starts the agent of a machine that has joined before, such as after a reboot. None: it runs and goes on dialling
+    a head that does not answer yet."""
+    from racimo.client.start import finish_earlier_end
+
+    finish_earlier_end(home, say)
+    if not supervisor_alive(home):
+        home.link_file.unlink(missing_ok=True)
+        guardian.start_supervisor(home.root)
+    try:
+        return _await(home, None, say, limit_s=LINK_WAIT_S)
+    except RacimoError as error:
+        if error.code in ("start-failed", "unreachable") and supervisor_alive(home):
+            return None
+        raise
+
+
+def _check_wish(wish: Wish) -> None:
+    if wish.name and not _NAME.fullmatch(wish.name):
+        raise RacimoError("invalid-request", f"a node's name is up to 32 of a-z, 0-9 and -, not {wish.name!r}")
+    if wish.address and wish.address not in {address for _, address in own_addresses()}:
+        raise RacimoError(
+            "invalid-request",
+            f"{wish.address} is no address of this machine (the wrong network interface?); it has"
+            f" {own_addresses_words()}",
+        )
+
+
+def _refuse_home(home: Home, head: str, token: Token) -> None:
+    """What this home is already: a head, a node of another cluster, or this very node."""
+    from racimo.control.home_check import check_home
+
+    aside = "export RACIMO_HOME=$HOME/.racimo-node   # a home of its own for this node"
+    if home.journal_file.exists():
+        state = "is the head of a running cluster" if supervisor_alive(home) else "has been the head of a cluster"
+        raise RacimoError("join-refused", f"{home.root} {state}: a home is a head's or a node's, not both", aside)
+    present = read_join(home)
+    if present is not None:
+        same = home.token_file.exists() and home.token_file.read_text().strip() == str(token)
+        if not same:
+            words = f"this machine has joined another cluster, that of {present.address} (home {home.root})"
+            raise RacimoError("join-refused", words, f"racimo down   # leaves it; or {aside}")
+        if supervisor_alive(home) and present.address == head:
+            words = f"this machine has joined this cluster already (head {head}, home {home.root})"
+            raise RacimoError("join-refused", words, "racimo nodes   # shows it; racimo down leaves the cluster")
+    if home.root.exists():
+        check_home(home)
+
+
+def _endpoint(head: str, token: Token) -> Endpoint:
+    from racimo.act.tls import fetch_certificate
+
+    certificate = fetch_certificate(head, token.pin)
+    return Endpoint(
+        address=f"https://{head}", token=token.secret, token_source="what was given", certificate=certificate
+    )
+
+
+def _ask_head(endpoint: Endpoint) -> tuple[ClusterView, list[Node]]:
+    """What the head says of itself, once token, versions and clocks have been found to agree."""
+    began_s, began_wall_s = time.monotonic(), time.time()
+    try:
+        cluster = ask(endpoint, "GET", "/v1/cluster", ClusterView)
+        took_s = time.monotonic() - began_s
+        nodes = [view.node for view in ask(endpoint, "GET", "/v1/nodes", list[NodeView])]
+    except RacimoError as error:
+        if error.code == "unauthorized":
+            raise RacimoError(
+                "unauthorized",
+                f"the cluster at {endpoint.address} does not accept this token: it is of another cluster, or old",
+                "racimo up   # on the head shows the line to paste",
+            ) from None
+        raise
+    if problem := version_problem(cluster.versions, own_versions()):
+        versions = " ".join(f"{name}=={version}" for name, version in cluster.versions.items() if name == "torch")
+        hint = f"pip install {versions}   # here, in a Python {cluster.versions.get('python', '')}"
+        raise RacimoError("version-mismatch", problem, hint)
+    ahead_s = began_wall_s + took_s / 2 - cluster.wall_s
+    if cluster.wall_s and abs(ahead_s) > CLOCK_MOST_S:
+        off = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'}"
+        raise RacimoError(
+            "clock-off", f"this machine's clock is {off} that of the head", "timedatectl set-ntp true   # on both"
+        )
+    return cluster, nodes
+
+
+def _refuse_machine(home: Home, cluster: ClusterView) -> None:
+    place = next(path for path in (home.root, *home.root.parents) if path.exists())
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < LOW_DISK_BYTES:
+        raise RacimoError(
+            "disk-full",
+            f"{format_size(free_bytes)} are free at {place}, a node needs {format_size(LOW_DISK_BYTES)} for files and"
+            f" environments of the cluster {cluster.id}",
+            "make room, or export RACIMO_HOME=DIR on a larger disk",
+        )
+
+
+def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
+    """The same machine, or the same name, in the cluster already."""
+    own = own_node(home, nodes)
+    address = wish.address or _address_towards(head)
+    for node in nodes:
+        if node == own or node.status != "up":
+            continue
+        if wish.name and node.id == wish.name:
+            words = f"the cluster has a node {node.id} already (host {node.host}, {node.address or 'local'})"
+            raise RacimoError("join-refused", words, "racimo join ... --name ANOTHER")
+        if not wish.name and node.host == socket.gethostname() and node.address == address:
+            words = f"this host is in the cluster already, as node {node.id} (host {node.host} at {address})"
+            raise RacimoError("join-refused", words, "racimo join ... --name NAME   # if a second node here is meant")
+    if own is not None and own.status == "up" and not supervisor_alive(home) and own.host != socket.gethostname():
+        words = f"node {own.id} is up on host {own.host}: its home {home.root} is in use there"
+        raise RacimoError("join-refused", words, "export RACIMO_HOME=DIR   # a folder of this machine alone")
+
+
+def _address_towards(head: str) -> str:
+    """This machine's IP as the head sees it."""
+    host, port = parse_address(head)
+    kind, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _undone_on_failure(home: Home) -> Iterator[None]:
+    """Whatever goes wrong inside, Ctrl-C included: processes are ended and files of this join are gone again."""
+    if home.join_file.exists():  # joined before: a failure changes nothing about that
+        yield
+        return
+    fresh = not home.root.exists()
+    try:
+        yield
+    except BaseException:
+        if supervisor_alive(home):
+            end_services(home)
+        forget_cluster(home)
+        if fresh:
+            shutil.rmtree(home.root, ignore_errors=True)
+        raise
+
+
+def forget_cluster(home: Home) -> None:
+    """Removes what makes this home a node of its cluster; outputs, logs and its name stay."""
+    for path in (home.join_file, home.cluster_file, home.certificate_file, home.token_file, home.link_file):
+        path.unlink(missing_ok=True)
+
+
+def _write_home(home: Home, head: str, token: Token, wish: Wish, cluster: ClusterView, endpoint: Endpoint) -> None:
+    from racimo.control.home_check import check_home
+
+    check_home(home)
+    try:
+        for folder in (home.root, home.service_logs_dir, home.processes_dir, home.node_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_of_other_cluster(home, cluster.id)
+        if wish.name:
+            write_private(home.node_dir / "id", wish.name.encode())
+        home.link_file.unlink(missing_ok=True)
+        address = f"https://{head}"
+        write_private(home.token_file, str(token).encode())
+        write_private(home.certificate_file, endpoint.certificate)
+        write_private(home.config_file, msgspec.json.encode(ClusterConfig(slots=wish.slots, price=wish.price)))
+        write_private(home.cluster_file, msgspec.json.encode(ClusterFile(cluster.id, address, cluster.version)))
+        joined = JoinConfig(
+            address=head, cluster=cluster.id, address_of_this_node=wish.address, carrier=cluster.carrier or "link"
+        )
+        write_private(home.join_file, msgspec.json.encode(joined))  # last: with it this home is a node's
+    except OSError as error:
+        raise RacimoError("start-failed", f"cannot write in {home.root}: {error.strerror}") from None
+
+
+def _clear_of_other_cluster(home: Home, cluster: str) -> None:
+    """A node that was in another cluster knows runs by names that mean other runs here."""
+    mark = home.node_dir / "cluster"
+    former = mark.read_text().strip() if mark.exists() else ""
+    if former and former != cluster:
+        for name in _LEFT_BEHIND:
+            path = home.node_dir / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        outputs = home.output_dir("")
+        if outputs.is_dir():
+            outputs.rename(home.root / f"outputs-{former}")
+    write_private(mark, cluster.encode())
+
+
+def _start(home: Home, say: Say) -> Joined:
+    if supervisor_alive(home):  # joined before, and the head has moved: its agent starts anew with the new address
+        agent = guardian.read_live(home.root, "agent")
+        if agent is not None:
+            signal_process(agent, signal.SIGTERM)
+        return _await(home, None, say)
+    pidfd = os.pidfd_open(guardian.start_supervisor(home.root))
+    try:
+        return _await(home, pidfd, say)
+    finally:
+        os.close(pidfd)
+
+
+def _await(home: Home, pidfd: int | None, say: Say, limit_s: float | None = None) -> Joined:
+    from racimo.client.discovery import local_endpoint
+
+    cluster = await_node(home, pidfd, say, look_for_refusal=lambda: _raise_refusal(home), limit_s=limit_s)
+    endpoint = local_endpoint(home)
+    assert endpoint is not None
+    node = own_node(home, [view.node for view in ask(endpoint, "GET", "/v1/nodes", list[NodeView])])
+    assert node is not None
+    return Joined(cluster, node)
+
+
+def _raise_refusal(home: Home) -> None:
+    """What the head told the agent, if it does not take it."""
+    state = link_state(home)
+    if state is not None and state.state == "refused":
+        raise RacimoError(state.code or "join-refused", state.message, state.hint)
+
+
+def link_state(home: Home) -> LinkState | None:
+    """How the agent of this machine stands with the head, as it last wrote; None if it has not said anything."""
+    try:
+        return msgspec.json.decode(Path(home.link_file).read_bytes(), type=LinkState)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

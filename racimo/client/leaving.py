@@ -1,0 +1,89 @@
+"""Leaving a cluster: what `racimo down` does on a machine that joined one."""
+
+import time
+
+from racimo.client.discovery import Endpoint, local_endpoint, supervisor_alive
+from racimo.client.ending import end_services, service_records
+from racimo.client.joining import forget_cluster
+from racimo.client.probing import ask
+from racimo.client.say import Say
+from racimo.client.waiting import own_node
+from racimo.control.views import DrainRequest, ForgetRequest, NodeView
+from racimo.spec.config import read_join
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+
+DRAIN_S = 20.0
+"""How long what only its user understands may go on before it is stopped."""
+WAIT_MOST_S = 60.0
+POLL_S = 0.2
+FORGET_MOST_S = 10.0
+
+
+def leave(home: Home, *, now: bool, say: Say) -> bool:
+    """What runs here moves to other nodes or ends, then this machine's services end and the head forgets the node.
+    `now`: without waiting for the work. False if nothing was running; the home has left its cluster all the same."""
+    joined = read_join(home)
+    assert joined is not None
+    running = supervisor_alive(home) or bool(service_records(home))
+    endpoint = local_endpoint(home)
+    node = _node_here(home, endpoint)
+    if running and not now and endpoint is not None and node is not None:
+        _drain(endpoint, node, say)
+    elif running and not now:
+        say(f"the head at {joined.address} does not answer: ending at once")
+    if running:
+        end_services(home)
+    if node is None or endpoint is None or not _forget(endpoint, node, say):
+        say("once the head answers, type there: racimo nodes forget NODE --confirm-dead")
+    forget_cluster(home)
+    return running
+
+
+def _node_here(home: Home, endpoint: Endpoint | None) -> str | None:
+    """This machine's id in the cluster; None if the head does not know it or does not answer."""
+    if endpoint is None:
+        return None
+    try:
+        views = ask(endpoint, "GET", "/v1/nodes", list[NodeView])
+    except RacimoError:
+        return None
+    own = own_node(home, [view.node for view in views])
+    return None if own is None else own.id
+
+
+def _drain(endpoint: Endpoint, node: str, say: Say) -> None:
+    """Until no worker is left here, at most `WAIT_MOST_S`; what then still runs ends with the services."""
+    began_s = time.monotonic()
+    said: tuple[str, ...] = ()
+    try:
+        ask(endpoint, "POST", f"/v1/nodes/{node}/drain", type(None), DrainRequest(deadline_s=DRAIN_S))
+        while time.monotonic() - began_s < WAIT_MOST_S:
+            views = ask(endpoint, "GET", "/v1/nodes", list[NodeView])
+            held = tuple(sorted({worker for view in views if view.node.id == node for worker in view.leases.values()}))
+            if not held:
+                return
+            if held != said:
+                said = held
+                say(f"waiting for {len(held)} workers to leave this node ({', '.join(held[:5])})")
+            time.sleep(POLL_S)  # the API has no call that waits for a node
+        say(f"after {WAIT_MOST_S:.0f} s {len(said)} workers are still here: ending them")
+    except RacimoError as error:
+        say(f"the head cannot drain this node ({error.message}): ending at once")
+
+
+def _forget(endpoint: Endpoint, node: str, say: Say) -> bool:
+    """True once the head no longer knows the node, all of whose processes have ended."""
+    until_s = time.monotonic() + FORGET_MOST_S
+    while True:
+        try:
+            ask(endpoint, "POST", f"/v1/nodes/{node}/forget", type(None), ForgetRequest(confirm_dead=True))
+            return True
+        except RacimoError as error:
+            if error.code == "node-unknown":
+                return True
+            # Until the head has noticed that the link is gone, the node is up there and cannot be forgotten.
+            if error.code != "wrong-state" or time.monotonic() > until_s:
+                say(f"the head has not forgotten this node: {error.message}")
+                return False
+        time.sleep(POLL_S)
