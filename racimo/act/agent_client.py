@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,10 @@ from racimo.spec.errors import RacimoError
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_IN_FLIGHT = 256
+TCP_INFO_BYTES = 104
+LAST_DATA_RECV_OFFSET = 52
+"""Of `tcpi_last_data_recv` in the kernel's `struct tcp_info`; that part of it never changes."""
+_LAST_DATA_RECV_MS = struct.Struct("=I")
 
 _FIRST_ANSWER = msgspec.msgpack.Decoder(ControlWelcome | Refused)
 _REPLY = msgspec.msgpack.Decoder(Reply)
@@ -90,6 +96,15 @@ class AgentClient:
         if isinstance(answer, Refused):
             raise error_of(answer)
         return answer
+
+    def last_byte_ago_s(self) -> float:
+        """Seconds since anything came on this TCP connection, by the kernel's account; 0 once it has ended."""
+        link = self._writer.get_extra_info("socket")
+        try:
+            info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except (AttributeError, OSError):
+            return 0.0
+        return float(_LAST_DATA_RECV_MS.unpack_from(info, LAST_DATA_RECV_OFFSET)[0]) / 1000
 
     async def close(self) -> None:
         """Ends the connection at once; requests in flight fail with `unreachable`."""

@@ -23,18 +23,19 @@ def encode_frame(message: Any) -> bytes:
     return FRAME_HEADER.pack(len(body)) + body
 
 
-def _checked_length(header: bytes) -> int:
+def _checked_length(header: bytes, most_bytes: int = MAX_FRAME_BYTES) -> int:
     (length,) = FRAME_HEADER.unpack(header)
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes is longer than the {MAX_FRAME_BYTES} that may be sent")
+    if length > most_bytes:
+        raise FrameError(f"a frame of {length} bytes is longer than the {most_bytes} that may be sent")
     return int(length)
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The body of the next frame; None once the other side has closed (also in the middle of one)."""
+async def read_frame(reader: asyncio.StreamReader, most_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
+    """The body of the next frame; None once the other side has closed (also in the middle of one). `FrameError` for one
+    of more than `most_bytes`."""
     try:
         header = await reader.readexactly(FRAME_HEADER.size)
-        return await reader.readexactly(_checked_length(header))
+        return await reader.readexactly(_checked_length(header, most_bytes))
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
         return None
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
+from racimo.act.tcp import drop_when_dead
 from racimo.act.tls import client_context
 from racimo.agent.answers import Answer, answer_requests, error_of
 from racimo.agent.frames import FrameError, encode_frame, read_frame
@@ -35,10 +36,6 @@ REDIAL_FIRST_S = 0.05
 REDIAL_MOST_S = 1.0
 REFUSED_PAUSE_S = 3.0
 STABLE_AFTER_S = 5.0
-DEAD_PEER_MS = 2_500
-"""Sent data that stays unacknowledged for this long, or probes that do, mean that the connection is dead."""
-PROBE_AFTER_S = 2
-PROBE_EVERY_S = 1
 
 _FIRST_ANSWER = msgspec.msgpack.Decoder(LinkAccepted | Refused)
 
@@ -193,18 +190,6 @@ async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int) -> soc
             plain.close()
             raise
     raise problem or OSError(f"{host} has no address")
-
-
-def drop_when_dead(link: socket.socket) -> None:
-    """Lets the kernel end this TCP connection within about 2.5 s of the other side's silence."""
-    for level, option, value in (
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS),
-    ):
-        link.setsockopt(level, option, value)
 
 
 def own_address(towards: str) -> str:

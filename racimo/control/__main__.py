@@ -7,6 +7,7 @@ import logging
 import os
 import secrets as token_source
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 
 from racimo.act import guardian
 from racimo.act.journal import Journal, SqliteJournal
+from racimo.act.versions import own_versions
 from racimo.control import service_log
 from racimo.control.api import Api
 from racimo.control.carrier import Carrier
@@ -21,6 +23,8 @@ from racimo.control.clock import ClusterClock
 from racimo.control.core import Core
 from racimo.control.gate import Gate
 from racimo.control.home_check import check_home
+from racimo.control.link_door import LinkDoor
+from racimo.control.link_rules import House
 from racimo.control.loop import Loop
 from racimo.control.private_files import write_private
 from racimo.control.routes import Dispatcher
@@ -28,6 +32,7 @@ from racimo.control.secrets import SecretStore
 from racimo.control.server import HOST, Server, listen
 from racimo.control.snapshots import SnapshotStore
 from racimo.control.supervisor import EXIT_REFUSED
+from racimo.spec.config import ClusterFile, parse_address, parse_token, read_config
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.version import __version__
@@ -42,14 +47,6 @@ class Identity(msgspec.Struct, frozen=True):
 
     id: str
     port: int = 0
-
-
-class ClusterFile(msgspec.Struct, frozen=True):
-    """`cluster.json`: how clients find the cluster."""
-
-    id: str
-    address: str
-    version: str
 
 
 def main() -> int:
@@ -114,10 +111,13 @@ class ControlProcess:
         event_loop = asyncio.get_running_loop()
         listener = listen(self.identity.port)
         address = f"http://{HOST}:{listener.getsockname()[1]}"
+        bind = read_config(self.home).bind
         api = Api(
             self.home, self.identity.id, address, self.loop, self.carrier, self.secrets, self.snapshots, self.shut_down
         )
-        server = Server(Gate(Dispatcher(api), self.token))
+        names = (parse_address(bind)[0], socket.gethostname()) if bind else ()
+        server = Server(Gate(Dispatcher(api), self.token, names))
+        self.door = LinkDoor(self.home, self.carrier, self._house, server.protocol)
         event_loop.add_signal_handler(signal.SIGTERM, self._terminate)
         event_loop.add_signal_handler(signal.SIGINT, self._terminate)
         watcher = guardian.watch(self.home.root, event_loop, log.warning)
@@ -126,6 +126,8 @@ class ControlProcess:
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self.carrier.run(), name="carrier"),
         ]
+        if bind:
+            parts.append(asyncio.create_task(self.door.run(bind), name="door"))
         self.core.come_up()
         self._announce(address, listener.getsockname()[1])
         log.info("taking requests at %s, %d runs known", address, len(self.core.state.runs))
@@ -149,6 +151,11 @@ class ControlProcess:
         if self._whole_cluster:
             self.home.cluster_file.unlink(missing_ok=True)
         log.info("ended")
+
+    def _house(self) -> House:
+        return House(
+            secret=self.token, cluster=self.identity.id, local_node=self.carrier.local_node, versions=own_versions()
+        )
 
     async def _rest(self) -> None:
         """Waits (bounded) until every worker has saved or stopped; the agent ends those that take longer."""
@@ -197,11 +204,12 @@ class ControlProcess:
         return identity
 
     def _read_token(self) -> str:
-        """The token that `racimo up` made, or a new one."""
+        """The secret of the token that `racimo up` made, or a new one."""
         try:
-            token = self.home.token_file.read_text().strip()
+            text = self.home.token_file.read_text().strip()
         except FileNotFoundError:
-            token = ""
+            text = ""
+        token = parse_token(text).secret if text else ""
         if not token:
             token = token_source.token_urlsafe(32)
             write_private(self.home.token_file, token.encode())

@@ -1,18 +1,24 @@
-"""Makes it so on this machine: the connection to the agent's socket, effects out, events in."""
+"""Makes it so on every node: effects to the agents, their events to the journal.
+
+The agent of this machine is reached over its Unix socket (the embedded carrier), those of others by the links that they
+make (`racimo.control.link_door`). Both are a `Channel`, and everything about runs asks the channel of a worker's node.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from racimo.act.agent_client import AgentClient
 from racimo.agent import protocol
 from racimo.agent.pulse import Pulse
+from racimo.control.carrier_channel import CONNECTION_WAIT_S, Channel, ask, no_answer
+from racimo.control.carrier_silence import Silence
 from racimo.control.core import FIRST_EXEC_INDEX, Core
-from racimo.control.effects import Announce, Effect, Forget, Start, Stop
+from racimo.control.effects import Effect, Start
 from racimo.control.loop import Loop
-from racimo.control.modules import ModuleCheck
 from racimo.control.redaction import Redactor
 from racimo.control.secrets import SecretStore
 from racimo.control.shipping import Shipping
@@ -20,69 +26,77 @@ from racimo.control.snapshots import SnapshotStore
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.events import WorkerExited, WorkerHung
-from racimo.state.nouns import Exit, Failure, Node, parse_worker_id
+from racimo.state.nouns import Exit, Failure, Node, parse_worker_id, worker_id
 from racimo.version import PROTOCOL_VERSION
 
-PULL_WAIT_S = 30.0
 RECONNECT_FIRST_S = 0.02
 RECONNECT_MOST_S = 1.0
-SILENT_AFTER_S = 2.0
-"""How long an agent may be away (its supervisor starts it again in a fraction) before its node counts as silent."""
-CONNECTION_WAIT_S = 5.0
-"""How long a question for the agent waits for it to come back."""
+START_GRACE_S = 1.0
+GRACE_PER_NODE_S = 0.005
+"""How much longer than usual nodes may be quiet after this process has begun: all of them dial at once."""
+MEET_S = 5.0
+"""How long after its beginning names of runs wait for what nodes know of earlier ones."""
 DISK_FULL_PAUSE_S = 1.0
-BUSY_TRIES = 100
-BUSY_PAUSE_S = 0.05
 SHUTDOWN_GRACE_S = 5.0
 SHUTDOWN_MOST_S = 10.0
+ABORT_MOST_S = 3.0
 
 log = logging.getLogger("racimo.control.carrier")
 
 
 class Carrier:
-    """Effects to the agent and its events to the loop, across any number of connections."""
+    """All nodes' channels, and what they need of the whole (`carrier_channel.Hub`)."""
 
     def __init__(self, home: Home, cluster: str, secrets: SecretStore, snapshots: SnapshotStore) -> None:
         self._home = home
         self._cluster = cluster
         self._secrets = secrets
         self._snapshots = snapshots
-        self._client: AgentClient | None = None
-        self._connected = asyncio.Event()
-        self._met = asyncio.Event()
-        """Set once the agent has said, in this process's life, what it knows of earlier runs."""
-        self._last: dict[str, asyncio.Task[None]] = {}
+        self._channels: dict[str, Channel] = {}
+        self._began_s = time.monotonic()
+        self._local_connected = asyncio.Event()
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._given_secrets: dict[str, set[str]] = {}
         self.shipping = Shipping(snapshots, self.request, self._sources)
-        self._modules = ModuleCheck(snapshots, self.request, self._node)
         self.loop: Loop
         self.local_node = ""
         """The node of this machine, once its agent has said who it is."""
         self.nodes_changed = Pulse()
         """Beats when a node's agent has connected or is gone."""
         self.refusal: RacimoError | None = None
-        """Why the agent does not take this control process, such as another version."""
+        """Why the agent of this machine does not take this control process, such as another version."""
 
     @property
     def connected_nodes(self) -> frozenset[str]:
         """The nodes whose agents can be asked now."""
-        return frozenset() if self._client is None else frozenset({self._client.welcome.node.id})
+        return frozenset(node for node, channel in self._channels.items() if channel.client is not None)
 
-    def _node(self, name: str) -> Node | None:
-        """The node if it can be asked now."""
-        return self.loop.core.state.nodes.get(name) if name in self.connected_nodes else None
-
-    def _sources(self) -> list[Node]:
-        """Nodes that may pass contents on to others: all that can be asked now but the head's own."""
-        local = "" if self._client is None else self._client.welcome.node.id
-        found = [self._node(name) for name in self.connected_nodes - {local}]
-        return [node for node in found if node is not None]
+    def client_of(self, node: str) -> AgentClient | None:
+        """The connection with a node's agent, if there is one now."""
+        channel = self._channels.get(node)
+        return None if channel is None else channel.client
 
     async def run(self) -> None:
-        """Connects again for ever, with bounded back-off."""
+        """Reaches this machine's agent, again for ever; links of others come by `serve_link`."""
+        known = self.loop.core.state.nodes
+        grace_s = START_GRACE_S + GRACE_PER_NODE_S * len(known)
+        for node in known:
+            self._channel(node).quiet_since_s = time.monotonic() + grace_s
+        silence = Silence(self._channels, self.until_written, lambda: self.loop.core.state)
+        watching = asyncio.create_task(silence.run(), name="silence")
+        reaching = asyncio.create_task(self._reach_local(), name="local agent")
+        try:
+            await asyncio.wait({watching, reaching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, reaching):
+                if task.done():
+                    task.result()
+        finally:
+            watching.cancel()
+            reaching.cancel()
+            await asyncio.gather(watching, reaching, return_exceptions=True)
+
+    async def _reach_local(self) -> None:
         delay_s = RECONNECT_FIRST_S
-        silence = asyncio.create_task(self._say_silent())
         while True:
             try:
                 client = await self._connect()
@@ -94,18 +108,14 @@ class Carrier:
                 delay_s = min(RECONNECT_MOST_S, delay_s * 2)
                 continue
             delay_s = RECONNECT_FIRST_S
-            silence.cancel()
             self.refusal = None
-            log.info("connected to the agent of node %s", client.welcome.node.id)
+            self.local_node = client.welcome.node.id
+            channel = self._channel(self.local_node)
+            self._local_connected.set()
             try:
-                await self._serve(client)
+                await self._serve(channel, client, is_link=False)
             finally:
-                self._client = None
-                self._connected.clear()
-                self.nodes_changed.beat()
-                silence = asyncio.create_task(self._say_silent())
-                await client.close()
-            log.warning("lost the agent")
+                self._local_connected.clear()
 
     async def _connect(self) -> AgentClient:
         hello = protocol.ControlHello(cluster=self._cluster, protocol=PROTOCOL_VERSION)
@@ -116,27 +126,57 @@ class Carrier:
                 "version-mismatch", f"the agent answers as another version would: {error}", "racimo down && racimo up"
             ) from error
 
+    async def serve_link(self, client: AgentClient) -> None:
+        """Works with the link that another machine's agent made, until it ends. A link of the same node from before
+        gives way: who may take its place was settled by `link_door`."""
+        await self._serve(self._channel(client.welcome.node.id), client, is_link=True)
+
+    async def _serve(self, channel: Channel, client: AgentClient, *, is_link: bool) -> None:
+        try:
+            await channel.serve(client, is_link=is_link)
+        finally:
+            log.warning("lost the agent of node %s", channel.node)
+            self.nodes_changed.beat()
+
+    def _channel(self, node: str) -> Channel:
+        channel = self._channels.get(node)
+        if channel is None:
+            channel = self._channels[node] = Channel(node, self, quiet_since_s=time.monotonic())
+        return channel
+
     async def request(self, node: str, body: protocol.RequestBody) -> protocol.ReplyBody:
-        """Asks a node's agent. `RacimoError`: its refusal, or `unreachable` if it is not there for
-        `CONNECTION_WAIT_S`."""
-        if self._client is None:
+        """Asks a node's agent; "" is this machine's. `RacimoError`: its refusal, or `unreachable` if it is not there
+        for `CONNECTION_WAIT_S`."""
+        if not node and not self.local_node:
             try:
                 async with asyncio.timeout(CONNECTION_WAIT_S):
-                    await self._connected.wait()
+                    await self._local_connected.wait()
             except TimeoutError:
-                raise RacimoError("unreachable", f"the agent of {node} does not answer", "racimo check") from None
-        assert self._client is not None
-        if node not in ("", self._client.welcome.node.id):
-            raise RacimoError("unreachable", f"the agent of {node} does not answer", "racimo nodes")
-        return await _ask(self._client, body)
+                raise no_answer("") from None
+        node = node or self.local_node
+        if node not in self._channels and node not in self.loop.core.state.nodes:
+            raise RacimoError("node-unknown", f"there is no node {node!r}", "racimo nodes")
+        return await self._channel(node).request(body)
 
     async def met(self) -> None:
-        """Waits (bounded) until the agent's word on earlier runs is in: no name is given twice. `RacimoError`."""
+        """Waits (bounded) until the agents' word on earlier runs is in: no name is given twice. `RacimoError` if this
+        machine's own does not come; others that stay away are not waited for beyond `MEET_S` after the beginning."""
         try:
             async with asyncio.timeout(CONNECTION_WAIT_S):
-                await self._met.wait()
+                await self._local_connected.wait()
+                await self._channel(self.local_node).met.wait()
         except TimeoutError:
-            raise RacimoError("unreachable", "the node's agent does not answer", "racimo check") from None
+            raise no_answer("") from None
+        left_s = self._began_s + MEET_S - time.monotonic()
+        if left_s > 0:
+            nodes = self.loop.core.state.nodes.values()
+            away = [node.id for node in nodes if node.status == "up" and not self._channel(node.id).met.is_set()]
+            try:
+                async with asyncio.timeout(left_s):
+                    for node in away:
+                        await self._channel(node).met.wait()
+            except TimeoutError:
+                log.warning("runs get names before all nodes said which they know")
 
     def redactor(self, run: str) -> Redactor:
         """Hides the present values of the secrets that a run names, and those it was started with."""
@@ -147,61 +187,14 @@ class Carrier:
     # Effects
 
     def carry(self, effects: list[Effect]) -> None:
-        """Begins to carry them out, in order for each worker. What the connection cuts off comes again by `resync`."""
-        client = self._client
-        if client is None:
-            return
+        """Begins to carry them out. What a connection cuts off, or is not there for, comes again by `resync`."""
         for effect in effects:
-            match effect:
-                case Start():
-                    self._after(effect.worker, self._start(client, effect))
-                case Stop():
-                    self._after(effect.worker, self._tell(client, effect.message()))
-                case Announce() | Forget():
-                    self._after(effect.run, self._tell(client, effect.message()))
+            channel = self._channels.get(effect.node)
+            if channel is not None:
+                channel.carry(effect)
 
-    def _after(self, key: str, doing: Coroutine[None, None, None]) -> None:
-        previous = self._last.get(key)
-        task = asyncio.create_task(_in_turn(previous, doing), name=f"carry {key}")
-        self._last[key] = task
-
-        def done(task: asyncio.Task[None]) -> None:
-            if self._last.get(key) is task:
-                del self._last[key]
-            if not task.cancelled() and task.exception() is not None:
-                log.error("carrying out for %s failed", key, exc_info=task.exception())
-
-        task.add_done_callback(done)
-
-    async def _tell(self, client: AgentClient, body: protocol.RequestBody) -> None:
-        try:
-            await _ask(client, body)
-        except RacimoError as error:
-            if error.code != "unreachable":
-                log.warning("the agent refused %s: %s", type(body).__name__, error.message)
-
-    async def _start(self, client: AgentClient, start: Start) -> None:
-        try:
-            order = await self._order(start)
-            if order is None:
-                return  # ended meanwhile
-            await self._modules.require(self.loop.core.state.runs[start.run])
-            reply = await _ask(client, protocol.StartWorker(order=order))
-            if isinstance(reply, protocol.StartReply) and reply.missing:
-                await self.shipping.provide(start.node, reply.missing)
-                reply = await _ask(client, protocol.StartWorker(order=order))
-                if isinstance(reply, protocol.StartReply) and reply.missing:
-                    raise RacimoError("internal", f"the agent still misses {len(reply.missing)} contents it was sent")
-        except RacimoError as error:
-            if error.code != "unreachable":
-                await self._could_not_start(start.worker, error)
-        except OSError as error:
-            problem = RacimoError(
-                "file-missing", f"the run's files cannot be read: {error.strerror}", "submit it again"
-            )
-            await self._could_not_start(start.worker, problem)
-
-    async def _order(self, start: Start) -> protocol.WorkerOrder | None:
+    async def order(self, start: Start) -> protocol.WorkerOrder | None:
+        """The whole order; None if the worker has ended meanwhile. `RacimoError`, `OSError`."""
         run = self.loop.core.state.runs[start.run]
         spec = run.spec
         self._secrets.require(spec.secrets)
@@ -214,54 +207,36 @@ class Carrier:
             return None
         return self.loop.core.order_for(start.worker, files, secrets)
 
-    async def _could_not_start(self, worker: str, error: RacimoError) -> None:
+    async def provide(self, node: str, missing: tuple[str, ...]) -> None:
+        """Contents of snapshots to a node. `RacimoError`, `OSError`."""
+        await self.shipping.provide(node, missing)
+
+    def _sources(self) -> Iterable[Node]:
+        nodes = self.loop.core.state.nodes
+        return [nodes[node] for node in self.connected_nodes - {self.local_node} if node in nodes]
+
+    async def could_not_start(self, worker: str, error: RacimoError) -> None:
         log.warning("worker %s could not start: %s", worker, error.message)
         run, attempt, index = parse_worker_id(worker)
         failure = Failure(code=error.code, message=error.message, hint=error.hint, worker=worker)
         event = WorkerExited(run=run, attempt=attempt, index=index, exit=Exit(outcome="failed", failure=failure))
-        await self._until_written(lambda core: core.agent_event(event))
+        await self.until_written(lambda core: core.agent_event(event))
 
     # Events
 
-    async def _serve(self, client: AgentClient) -> None:
-        welcome = client.welcome
-        self._client = client
-        self.local_node = welcome.node.id
-        self._connected.set()
-        self.nodes_changed.beat()
-
-        def joined(core: Core) -> None:
-            core.node_joined(welcome.node)
-            core.node_knows(welcome.node.id, welcome.newest_run)
-            core.resync(welcome.node.id, welcome.workers)
-
-        try:
-            await self._until_written(joined)
-            self._met.set()
-            cursor = 0  # acknowledges nothing; the agent sends again what it has not got acknowledged
-            while True:
-                batch = await _ask(client, protocol.PullEvents(after=cursor, wait_s=PULL_WAIT_S))
-                assert isinstance(batch, protocol.EventBatch)
-                if batch.events:
-                    await self._take(batch)
-                    cursor = batch.events[-1].number
-        except RacimoError as error:
-            if error.code != "unreachable":
-                log.error("the agent refused to send events: %s", error.message)
-                await asyncio.sleep(RECONNECT_MOST_S)
-
-    async def _take(self, batch: protocol.EventBatch) -> None:
+    async def take(self, batch: protocol.EventBatch) -> None:
+        """Returns once they are in the journal; what belongs to an `exec` goes to whoever waits for it."""
         events: list[protocol.AgentEvent] = []
         for numbered in batch.events:
             event = self._redacted(numbered.event)
             if event.index < FIRST_EXEC_INDEX:
                 events.append(event)
             elif isinstance(event, WorkerExited):
-                waiting = self._exits.get(f"{event.run}/{event.attempt}/{event.index}")
+                waiting = self._exits.get(worker_id(event.run, event.attempt, event.index))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(event.exit)
         if events:
-            await self._until_written(lambda core: [core.agent_event(event) for event in events])
+            await self.until_written(lambda core: [core.agent_event(event) for event in events])
 
     def _redacted(self, event: protocol.AgentEvent) -> protocol.AgentEvent:
         match event:
@@ -274,7 +249,11 @@ class Carrier:
             case _:
                 return event
 
-    async def _until_written(self, change: Callable[[Core], object]) -> None:
+    def connected(self, node: str) -> None:
+        log.info("connected to the agent of node %s", node)
+        self.nodes_changed.beat()
+
+    async def until_written(self, change: Callable[[Core], object]) -> None:
         """Facts are known twice without harm, so they are simply told again until the journal has them."""
         while True:
             try:
@@ -285,11 +264,6 @@ class Carrier:
                 await asyncio.sleep(DISK_FULL_PAUSE_S)
                 continue
             return
-
-    async def _say_silent(self) -> None:
-        await asyncio.sleep(SILENT_AFTER_S)
-        for node in list(self.loop.core.state.nodes):
-            await self._until_written(lambda core, node=node: core.node_silent(node))  # type: ignore[misc]
 
     # Exec and the end
 
@@ -302,25 +276,31 @@ class Carrier:
 
     async def forget_exec(self, node: str, worker: str) -> None:
         waiting = self._exits.pop(worker, None)
-        if waiting is not None and not waiting.done():
-            client = self._client
-            if client is not None and client.welcome.node.id == node:
-                await self._tell(client, protocol.StopWorker(worker=worker, how="abort"))
+        channel = self._channels.get(node)
+        if waiting is not None and not waiting.done() and channel is not None and channel.client is not None:
+            await channel.tell(channel.client, protocol.StopWorker(worker=worker, how="abort"))
 
     async def lost(self) -> None:
-        """Returns when the agent is not there (any more)."""
-        if self._client is not None:
-            await self._client.closed.wait()
+        """Returns when this machine's agent is not there (any more)."""
+        client = self.client_of(self.local_node)
+        if client is not None:
+            await client.closed.wait()
 
     async def shut_down(self) -> None:
-        """Ends workers, zygotes and the agent; returns when it is gone, or could not be told within the bound."""
-        client = self._client
+        """Ends workers everywhere, and this machine's zygotes and agent; returns when that is gone, or could not be
+        told within the bound. Agents of other machines stay and dial until `racimo down` there."""
+        try:
+            async with asyncio.timeout(ABORT_MOST_S):
+                await asyncio.gather(*self._abort_others())
+        except TimeoutError:
+            log.warning("not every node could be told within %g s", ABORT_MOST_S)
+        client = self.client_of(self.local_node)
         if client is None:
             log.warning("the agent is not there; the supervisor ends what it left")
             return
         try:
             async with asyncio.timeout(SHUTDOWN_MOST_S):
-                await _ask(client, protocol.Shutdown(grace_s=SHUTDOWN_GRACE_S))
+                await ask(client, protocol.Shutdown(grace_s=SHUTDOWN_GRACE_S))
                 await client.closed.wait()
         except TimeoutError:
             log.warning("the agent took longer than %g s to end", SHUTDOWN_MOST_S)
@@ -328,20 +308,15 @@ class Carrier:
             if error.code != "unreachable":
                 log.warning("the agent refused to end: %s", error.message)
 
-
-async def _ask(client: AgentClient, body: protocol.RequestBody) -> protocol.ReplyBody:
-    """A request that comes again while the agent has too many in flight."""
-    for _ in range(BUSY_TRIES):
-        try:
-            return await client.request(body)
-        except RacimoError as error:
-            if error.code != "busy":
-                raise
-            await asyncio.sleep(BUSY_PAUSE_S)
-    return await client.request(body)
-
-
-async def _in_turn(previous: asyncio.Task[None] | None, doing: Coroutine[None, None, None]) -> None:
-    if previous is not None:
-        await asyncio.wait({previous})
-    await doing
+    def _abort_others(self) -> list[Awaitable[None]]:
+        """What still lives on other nodes although it was asked to save or stop."""
+        state = self.loop.core.state
+        aborts: list[Awaitable[None]] = []
+        for run in (state.runs[run] for run in state.open_runs):
+            for worker in run.live_workers:
+                channel = self._channels.get(worker.node)
+                if channel is None or channel.client is None or worker.node == self.local_node:
+                    continue
+                name = worker_id(run.id, worker.attempt, worker.index)
+                aborts.append(channel.tell(channel.client, protocol.StopWorker(worker=name, how="abort")))
+        return aborts

@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,9 +29,11 @@ log = logging.getLogger("racimo.control.gate")
 class Gate:
     """An ASGI application around another."""
 
-    def __init__(self, app: App, token: str) -> None:
+    def __init__(self, app: App, token: str, names: Iterable[str] = ()) -> None:
+        """`names`: by which the API may be asked besides those of loopback."""
         self._app = app
         self._token = token.encode()
+        self._names = LOOPBACK_NAMES | {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,7 +46,7 @@ class Gate:
             await send(message)
 
         try:
-            check_host(_headers(scope))
+            check_host(_headers(scope), self._names)
             if scope["path"] not in OPEN_PATHS:
                 check_caller(_headers(scope), self._token)
             await self._app(scope, receive, watched_send)
@@ -70,15 +72,16 @@ class Gate:
         await send({"type": "http.response.body", "body": body})
 
 
-def check_host(headers: dict[str, str]) -> None:
+def check_host(headers: dict[str, str], names: frozenset[str] = LOOPBACK_NAMES) -> None:
     """Against DNS rebinding: a page of another site, resolved to this machine, names itself in Host and Origin."""
     host = headers.get("host", "")
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
         name = None
-    if name not in LOOPBACK_NAMES:
-        raise RacimoError("invalid-request", f"this API answers to 127.0.0.1 and localhost, not to {host[:100]!r}")
+    if name not in names:
+        known = ", ".join(sorted(names))
+        raise RacimoError("invalid-request", f"this API answers to {known}, not to {host[:100]!r}")
     origin = headers.get("origin")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         raise RacimoError("invalid-request", "requests from pages of another origin are refused")

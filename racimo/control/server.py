@@ -66,6 +66,13 @@ class Server(uvicorn.Server):
         )
         self._stop = asyncio.Event()
 
+    def protocol(self) -> asyncio.Protocol:
+        """For one connection that somebody else accepted; it counts among this server's."""
+        if not self.config.loaded:
+            self.config.load()
+        kind = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+
     def stop(self) -> None:
         self.should_exit = True
         self._stop.set()

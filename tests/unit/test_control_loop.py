@@ -141,7 +141,7 @@ def test_a_restarted_control_process_takes_up_what_runs_and_learns_what_ended(tm
 
 def test_an_agent_that_stays_away_makes_its_node_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
-        monkeypatch.setattr("racimo.control.carrier.SILENT_AFTER_S", 0.05)
+        monkeypatch.setattr("racimo.control.carrier_silence.SILENT_AFTER_S", 0.05)
         async with stage(tmp_path) as made:
             await made.agent.die()
             await _until_node_is(made, "silent")

@@ -1,0 +1,187 @@
+"""The cluster's one open port: TLS, and ALPN decides between agents' links and HTTPS for everybody else."""
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from racimo.act.agent_client import AgentClient
+from racimo.act.tcp import drop_when_dead
+from racimo.act.tls import ensure_head_certificate, server_context
+from racimo.agent.frames import FrameError, encode_frame, read_frame
+from racimo.agent.protocol import LINK_ALPN, LinkAccepted, LinkHello, Refused
+from racimo.control.carrier import Carrier
+from racimo.control.link_rules import House, refusal, twice
+from racimo.spec.config import parse_address
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.version import __version__
+
+BACKLOG = 4096
+MAX_LINKS = 4096
+HELLO_TIMEOUT_S = 10.0
+"""For the TLS handshake, then for the first words of a link or a first HTTP request."""
+MAX_HELLO_BYTES = 2**20
+"""An agent names every worker whose end it has not got acknowledged."""
+READ_AHEAD_BYTES = 64 * 1024
+LISTEN_AGAIN_S = 1.0
+BEAT_BUSY_S = 0.5
+BEAT_IDLE_LEAST_S, BEAT_IDLE_MOST_S = 0.5, 30.0
+BEATS_PER_S = 200
+"""Of all idle agents together: they cost the control process a few hundredths of a core."""
+
+_HELLO = msgspec.msgpack.Decoder(LinkHello)
+
+log = logging.getLogger("racimo.control.link")
+
+
+class LinkDoor:
+    """`http`: makes the protocol of one HTTPS connection."""
+
+    def __init__(self, home: Home, carrier: Carrier, house: Callable[[], House], http: Callable[[], asyncio.Protocol]):
+        self._home, self._carrier, self._house, self._http = home, carrier, house, http
+        self._links: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.problem: RacimoError | None = None
+        """Why nobody is listening, while nobody is."""
+
+    async def run(self, bind: str) -> None:
+        """Listens at `IP:PORT`, as soon as that can be had, until cancelled."""
+        while True:
+            try:
+                context = self._context(bind)
+                listener = _listen(bind)
+                break
+            except (OSError, RacimoError) as error:
+                self._note(bind, error)
+                await asyncio.sleep(LISTEN_AGAIN_S)  # nothing tells when an address or a port comes free
+        self.problem = None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Visitor(self), sock=listener, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HELLO_TIMEOUT_S
+        )
+        log.info("machines may join at %s", bind)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._server.close()
+            for link in self._links:
+                link.cancel()
+            await asyncio.gather(*self._links, return_exceptions=True)
+
+    def _context(self, bind: str) -> ssl.SSLContext:
+        ensure_head_certificate(self._home, bind)
+        return server_context(self._home.certificate_file, self._home.certificate_key_file)
+
+    def _note(self, bind: str, error: OSError | RacimoError) -> None:
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+            hint = (
+                "racimo check" if error.errno != errno.EADDRINUSE else f"ss -ltnp 'sport = :{bind.rpartition(':')[2]}'"
+            )
+            error = RacimoError("start-failed", f"nobody can join at {bind}: {why}", hint)
+        if self.problem is None or self.problem.message != error.message:
+            log.error("%s", error.message)
+        self.problem = error
+
+    def admit(self, transport: asyncio.Transport) -> asyncio.Protocol:
+        """The protocol for a connection whose handshake is over."""
+        wrapped = cast("ssl.SSLObject", transport.get_extra_info("ssl_object"))
+        loop = asyncio.get_running_loop()
+        if wrapped.selected_alpn_protocol() == LINK_ALPN:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_AHEAD_BYTES, loop), self._enter, loop)
+        protocol = self._http()
+        loop.call_later(HELLO_TIMEOUT_S, _drop_unused, protocol, transport)
+        return protocol
+
+    def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._links) >= MAX_LINKS:
+            writer.transport.abort()
+            return
+        link = asyncio.create_task(self._link(reader, writer), name="link")
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+
+    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            drop_when_dead(writer.get_extra_info("socket"))
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                body = await read_frame(reader, MAX_HELLO_BYTES)
+            if body is None:
+                return
+            hello = _HELLO.decode(body)
+            problem = refusal(hello, self._house(), time.time()) or self._refuse_second(hello)
+            if problem is not None:
+                log.warning("%s is refused: %s", writer.get_extra_info("peername")[0], problem.message)
+                await self._refuse(writer, problem)
+                return
+            accepted = LinkAccepted(
+                cluster=self._house().cluster, version=__version__, beat_busy_s=BEAT_BUSY_S, beat_idle_s=self._idle_s()
+            )
+            writer.write(encode_frame(accepted))
+            await self._carrier.serve_link(AgentClient(reader, writer, hello.welcome))
+        except (OSError, FrameError, msgspec.DecodeError) as error:
+            log.warning("dropped a link from %s: %r", writer.get_extra_info("peername"), error)
+        except Exception:
+            log.exception("a link from %s ended by a fault of ours", writer.get_extra_info("peername"))
+            raise
+        finally:
+            writer.transport.abort()
+
+    async def _refuse(self, writer: asyncio.StreamWriter, problem: Refused) -> None:
+        writer.write(encode_frame(problem))
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    def _refuse_second(self, hello: LinkHello) -> Refused | None:
+        """Two agents of one node: the newest wins if it is the same one dialling anew."""
+        earlier = self._carrier.client_of(hello.welcome.node.id)
+        if earlier is None or earlier.welcome.instance == hello.welcome.instance or earlier.closed.is_set():
+            return None
+        return twice(hello.welcome.node)
+
+    def _idle_s(self) -> float:
+        num_nodes = len(self._carrier.loop.core.state.nodes)
+        return min(BEAT_IDLE_MOST_S, max(BEAT_IDLE_LEAST_S, num_nodes / BEATS_PER_S))
+
+
+class _Visitor(asyncio.Protocol):
+    """A connection until its handshake has said what it is to be."""
+
+    def __init__(self, door: LinkDoor) -> None:
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        protocol = self._door.admit(transport)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+def _drop_unused(protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
+    """A visitor that has not asked anything by now."""
+    if getattr(protocol, "cycle", None) is None:
+        transport.abort()
+
+
+def _listen(bind: str) -> socket.socket:
+    """A TCP socket bound to `IP:PORT`. `OSError`, `RacimoError`."""
+    host, port = parse_address(bind)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
