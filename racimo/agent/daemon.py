@@ -15,10 +15,10 @@ from racimo.agent import processes
 from racimo.agent.beats import Waits, beat_for_ever
 from racimo.agent.blobs import BlobStore
 from racimo.agent.entry import READY_FILE, Entry, read_ready
-from racimo.agent.environments import Environments
 from racimo.agent.frames import encode_frame
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.lease import Lease
+from racimo.agent.measure import measure_usage
 from racimo.agent.neighbours import Neighbours
 from racimo.agent.protocol import (
     Announce,
@@ -32,7 +32,6 @@ from racimo.agent.protocol import (
     Ok,
     PleaseLeave,
     PleasePause,
-    ProcessUsage,
     Progress,
     ProgressBatch,
     PullEvents,
@@ -50,7 +49,6 @@ from racimo.agent.protocol import (
     StartWorker,
     StopWorker,
     Usage,
-    UsageReply,
     WorkerHello,
     WorkerMessage,
 )
@@ -61,7 +59,6 @@ from racimo.agent.server import Server
 from racimo.agent.spool import Spool
 from racimo.agent.stopping import stop_worker, terminate
 from racimo.agent.uplink import Uplink
-from racimo.agent.verdict import free_disk_bytes
 from racimo.agent.watch import Watch
 from racimo.agent.whole_file import write_whole
 from racimo.agent.workers import Workers
@@ -87,6 +84,7 @@ class Agent:
         self.ends_all = False
         self._home, self._node = home, node
         self._instance = uuid.uuid4().hex
+        self._began_s = time.monotonic()
         self._spool = Spool(home.node_dir / "events.jsonl")
         self._blobs = BlobStore(home.node_dir / "blobs")
         self._runs = Runs(home)
@@ -95,7 +93,7 @@ class Agent:
         self._progress_changed = Pulse()
         self.workers = Workers(home, node, self._spool, self._blobs)
         self.workers.adopt_all()
-        self._neighbours = Neighbours(home, self._blobs, Environments(home.node_dir / "envs", node.host))
+        self._neighbours = Neighbours(home, self._blobs, self.workers.environments)
         self._reading = Reading(home, self.workers, self._files)
         self._waits = Waits(self.workers)
         self._link_tasks: list[asyncio.Task[None]] = []
@@ -168,7 +166,7 @@ class Agent:
             node=self._node,
             instance=self._instance,
             workers=tuple(unacknowledged),
-            warnings=self.workers.zygotes.warnings,
+            warnings=self._warnings,
             newest_run=newest_run_number(self._home),
         )
 
@@ -234,8 +232,10 @@ class Agent:
     async def _read_reports(self, message: ReadReports) -> ReplyBody:
         return self._runs.read_reports(message.run, max(message.after, 0), max(message.limit, 1))
 
-    async def _usage(self, _: Usage) -> ReplyBody:
-        return await asyncio.to_thread(self._measure_usage, self._records())
+    async def _usage(self, message: Usage) -> ReplyBody:
+        return await asyncio.to_thread(
+            measure_usage, self._home, self._records(), self._warnings, self._began_s, ports=message.ports
+        )
 
     def _records(self) -> list[processes.ProcessRecord]:
         paths = self._home.processes_dir.glob("*.json")
@@ -247,23 +247,9 @@ class Agent:
         ]
         return [record for record in services + workers if processes.is_alive(record)]
 
-    def _measure_usage(self, records: list[processes.ProcessRecord]) -> UsageReply:
-        usages = tuple(
-            ProcessUsage(
-                role=record.role,
-                pid=record.pid,
-                resident_bytes=processes.resident_bytes(record.pid),
-                private_bytes=processes.private_bytes(record.pid) or 0,
-                cpu_s=processes.cpu_s(record.pid),
-            )
-            for record in records
-        )
-        return UsageReply(
-            processes=usages,
-            warnings=self.workers.zygotes.warnings,
-            free_memory_bytes=processes.memory_bytes()[0],
-            free_disk_bytes=free_disk_bytes(self._home.node_dir),
-        )
+    @property
+    def _warnings(self) -> tuple[str, ...]:
+        return (*self.workers.zygotes.warnings, *self.workers.environments.warnings)
 
     async def _forget_run(self, message: ForgetRun) -> ReplyBody:
         live = [entry.name for entry in self.workers.of_run(message.run) if entry.live]

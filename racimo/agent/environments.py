@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from racimo.state.nouns import Failure
 BUILD_TIMEOUT_S = 1800.0
 SHOWN_LOG_LINES = 12
 MAX_SHOWN_BYTES = 4_000
+SHOWN_LINE_CHARS = 120
 COMPLETE_FILE = ".complete"
 PARENT_FILE = "_racimo_parent.pth"
 HASH_CHARS = 12
@@ -50,6 +52,28 @@ class Environments:
     def __init__(self, root: Path, host: str) -> None:
         self._root, self._host = root, host
         self._building: dict[str, asyncio.Task[Environment]] = {}
+        self._begun_s: dict[str, float] = {}
+        """Of those that are being built: since when, on CLOCK_MONOTONIC."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What runs wait for here: one sentence for each environment that is being built."""
+        return tuple(self._words(key, begun_s) for key, begun_s in self._begun_s.items())
+
+    def _words(self, key: str, begun_s: float) -> str:
+        passed_s = time.monotonic() - begun_s
+        return f"{self._host} has been building the environment {key} for {passed_s:.0f} s{self._newest_line(key)}"
+
+    def _newest_line(self, key: str) -> str:
+        """What the installer said last."""
+        try:
+            with open(self._root / f"{key}.log", "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_SHOWN_BYTES))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip() and not line.startswith("$ ")]
+        return f": {said[-1][:SHOWN_LINE_CHARS]}" if said else ""
 
     async def get(self, requirements: str) -> Environment:
         """The environment, built now if it is not there. `EnvironmentFailed`, `OSError`."""
@@ -73,6 +97,7 @@ class Environments:
             return environment
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self._root / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._begun_s[key] = time.monotonic()
         try:
             # Free at once: an agent holds it for life, and the kernel ends its installers with it.
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
@@ -80,6 +105,7 @@ class Environments:
                 await self._install(folder, requirements)
                 (folder / COMPLETE_FILE).touch()
         finally:
+            del self._begun_s[key]
             os.close(lock)
         return environment
 

@@ -388,7 +388,9 @@ class ReportBatch(_Message, frozen=True, kw_only=True):
 
 
 class Usage(_Message, frozen=True, kw_only=True):
-    """Asks for the processes of this node."""
+    """Asks for the processes of this node. `ports`: and for what listens there, which takes some milliseconds more."""
+
+    ports: bool = False
 
 
 class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -399,12 +401,27 @@ class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
+class ListeningPort(msgspec.Struct, frozen=True):
+    """A TCP port that others can reach. `owner`: a role of ours, `ray` and its program, "" for anybody else."""
+
+    address: str
+    port: int
+    owner: str = ""
+
+
 class UsageReply(_Message, frozen=True, kw_only=True):
     processes: tuple[ProcessUsage, ...]
     free_memory_bytes: int
     free_disk_bytes: int
     warnings: tuple[str, ...] = ()
     """As in `ControlWelcome`."""
+    wall_s: float = 0.0
+    """The node's clock, to be compared."""
+    agent_age_s: float = 0.0
+    total_memory_bytes: int = 0
+    total_disk_bytes: int = 0
+    ports: tuple[ListeningPort, ...] = ()
+    """If they were asked for."""
 
 
 class ForgetRun(_Message, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class Starter:
 
     def __init__(self, home: Home, node: Node, blobs: BlobStore, zygotes: Zygotes) -> None:
         self._home, self._node, self._blobs, self._zygotes = home, node, blobs, zygotes
-        self._environments = Environments(home.node_dir / "envs", node.host)
+        self.environments = Environments(home.node_dir / "envs", node.host)
         self._unpacking: dict[Path, asyncio.Task[None]] = {}
         self._ports: dict[str, int] = {}
 
@@ -70,7 +70,7 @@ class Starter:
 
     async def _environment(self, order: WorkerOrder) -> Environment:
         try:
-            return await self._environments.get(order.requirements)
+            return await self.environments.get(order.requirements)
         except EnvironmentFailed as error:
             raise StartFailed(error.failure) from error
 

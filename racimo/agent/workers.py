@@ -50,6 +50,7 @@ class Workers:
         self._ballast = home.node_dir / BALLAST_FILE
         self.zygotes = Zygotes(home, self._on_reaped, self._on_lost)
         self._starter = Starter(home, node, blobs, self.zygotes)
+        self.environments = self._starter.environments
 
     @property
     def live(self) -> list[Entry]:
