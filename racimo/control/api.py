@@ -113,7 +113,7 @@ class Api:
     async def nodes(self, exchange: Exchange) -> None:
         reply = await self._usage()
         free_memory, free_disk = (reply.free_memory_bytes, reply.free_disk_bytes) if reply else (0, 0)
-        await exchange.answer(present.node_views(self.core.state, free_memory, free_disk))
+        await exchange.answer(present.node_views(self.core.state, free_memory, free_disk, self.core.clock.now_s()))
 
     async def drain_node(self, exchange: Exchange) -> None:
         await node_calls.drain(self._loop, exchange)

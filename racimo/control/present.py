@@ -104,7 +104,7 @@ def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, wit
     )
 
 
-def node_views(state: State, free_memory_bytes: int, free_disk_bytes: int) -> list[NodeView]:
+def node_views(state: State, free_memory_bytes: int, free_disk_bytes: int, now_s: float) -> list[NodeView]:
     views = []
     for node in state.nodes.values():
         leases = {device: worker for (owner, device), worker in state.leases.items() if owner == node.id}
@@ -115,6 +115,8 @@ def node_views(state: State, free_memory_bytes: int, free_disk_bytes: int) -> li
                 leases=leases,
                 free_memory_bytes=free_memory_bytes,
                 free_disk_bytes=free_disk_bytes,
+                silent_s=max(0.0, now_s - node.silent_at_s) if node.status != "up" and node.silent_at_s else 0.0,
+                drain_left_s=None if node.drain_deadline_s is None else max(0.0, node.drain_deadline_s - now_s),
             )
         )
     return views

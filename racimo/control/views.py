@@ -90,6 +90,10 @@ class NodeView(_View, frozen=True, kw_only=True):
     """Device index to worker id."""
     free_memory_bytes: int = 0
     free_disk_bytes: int = 0
+    silent_s: float = 0.0
+    """For how long it has not answered; 0 while it does."""
+    drain_left_s: float | None = None
+    """Until what still runs there is stopped, where it is being drained by a deadline."""
 
 
 class ClusterView(_View, frozen=True, kw_only=True):
