@@ -19,6 +19,7 @@ from racimo.control.carrier_silence import Silence
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.effects import Effect, Start
 from racimo.control.loop import Loop
+from racimo.control.modules import ModuleCheck
 from racimo.control.redaction import Redactor
 from racimo.control.secrets import SecretStore
 from racimo.control.shipping import Shipping
@@ -58,6 +59,7 @@ class Carrier:
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._given_secrets: dict[str, set[str]] = {}
         self.shipping = Shipping(snapshots, self.request, self._sources)
+        self._modules = ModuleCheck(snapshots, self.request, self._node)
         self.loop: Loop
         self.local_node = ""
         """The node of this machine, once its agent has said who it is."""
@@ -202,6 +204,7 @@ class Carrier:
         if secrets:
             self._given_secrets.setdefault(run.id, set()).update(secrets.values())
         files = await asyncio.to_thread(self._snapshots.manifest, spec.snapshot) if spec.snapshot else ()
+        await self._modules.require(run)
         worker = self.loop.core.state.worker(*parse_worker_id(start.worker))
         if worker is None or not worker.live:
             return None
@@ -210,6 +213,10 @@ class Carrier:
     async def provide(self, node: str, missing: tuple[str, ...]) -> None:
         """Contents of snapshots to a node. `RacimoError`, `OSError`."""
         await self.shipping.provide(node, missing)
+
+    def _node(self, name: str) -> Node | None:
+        """The node, if it can be asked now."""
+        return self.loop.core.state.nodes.get(name) if name in self.connected_nodes else None
 
     def _sources(self) -> Iterable[Node]:
         nodes = self.loop.core.state.nodes
