@@ -29,6 +29,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=amount, default=0.0, help="price per device-hour of this node")
     parser.add_argument("--address", dest="own_address", metavar="IP", default="", help="where other nodes reach this")
     parser.add_argument("--name", default="", help="the node's name (default: made of the host's)")
+    parser.add_argument(
+        "--carrier", choices=("link", "ray"), help="link: without a Ray part here, whatever the head has"
+    )
     parser.add_argument("--service", action="store_true", help="a systemd unit, so that it comes back after a reboot")
     add_output(parser)
 
@@ -37,7 +40,7 @@ def _join(args: argparse.Namespace) -> int:
     from racimo.client.joining import Wish, join
 
     home = Home.default()
-    wish = Wish(slots=args.slots, price=args.price, address=args.own_address, name=args.name)
+    wish = Wish(slots=args.slots, price=args.price, address=args.own_address, name=args.name, carrier=args.carrier)
     joined = join(home, args.address, _read_token(args.token_file), wish, talk)
     if args.service:
         from racimo.cli.service import install_service

@@ -24,6 +24,7 @@ from racimo.client.waiting import await_node, own_node
 from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView, NodeView
 from racimo.spec.config import (
+    CarrierKind,
     ClusterConfig,
     ClusterFile,
     JoinConfig,
@@ -48,12 +49,14 @@ _LEFT_BEHIND = ("workers", "files", "runs", "events.jsonl")
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What `racimo join` was told of this machine. `address`: the IP at which other nodes reach it, "" for the one that
-    it shows to the head. `name`: its name in the cluster, "" for one made of its host's."""
+    it shows to the head. `name`: its name in the cluster, "" for one made of its host's. `carrier`: None for
+    the head's."""
 
     slots: int | None = None
     price: float = 0.0
     address: str = ""
     name: str = ""
+    carrier: CarrierKind | None = None
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -254,7 +257,10 @@ def _write_home(home: Home, head: str, token: Token, wish: Wish, cluster: Cluste
         write_private(home.config_file, msgspec.json.encode(ClusterConfig(slots=wish.slots, price=wish.price)))
         write_private(home.cluster_file, msgspec.json.encode(ClusterFile(cluster.id, address, cluster.version)))
         joined = JoinConfig(
-            address=head, cluster=cluster.id, address_of_this_node=wish.address, carrier=cluster.carrier or "link"
+            address=head,
+            cluster=cluster.id,
+            address_of_this_node=wish.address,
+            carrier=wish.carrier or cluster.carrier or "link",
         )
         write_private(home.join_file, msgspec.json.encode(joined))  # last: with it this home is a node's
     except OSError as error:

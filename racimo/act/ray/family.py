@@ -55,17 +55,17 @@ class Family:
         found.discard(own)
         return found
 
-    async def end(self, grace_s: float = GRACE_S) -> int:
+    async def end(self, grace_s: float) -> int:
         """Ends them all, those of an earlier Ray part of this home included: SIGTERM to the leaders, SIGKILL to what is
         left. Returns how many had to be killed."""
         loop = asyncio.get_running_loop()
         if grace_s:
-            for pid, ticks in self._leaders():
-                if guardian.start_ticks(pid) == ticks:
-                    _signal(pid, signal.SIGTERM)
+            leaders = list(self._leaders())
+            for pid in _alive(leaders):
+                _signal(pid, signal.SIGTERM)
             until_s = loop.time() + grace_s
-            while self.members() and loop.time() < until_s:
-                await asyncio.sleep(LOOK_S)  # processes of no common parent: no one event to wait for
+            while _alive(leaders) and loop.time() < until_s:
+                await asyncio.sleep(LOOK_S)  # perhaps not our children: no one event to wait for
         killed: set[int] = set()
         until_s = loop.time() + KILL_MOST_S
         while (members := self.members()) and loop.time() < until_s:
@@ -103,6 +103,10 @@ def children(pid: int) -> list[tuple[int, str]]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return found
+
+
+def _alive(leaders: list[tuple[int, int]]) -> list[int]:
+    return [pid for pid, ticks in leaders if guardian.start_ticks(pid) == ticks]
 
 
 def _die_with_parent() -> None:

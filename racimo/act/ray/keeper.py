@@ -16,7 +16,7 @@ import msgspec
 from racimo.act.guardian import next_delay_s
 from racimo.act.ray import place as places
 from racimo.act.ray.accounts import Said
-from racimo.act.ray.family import DRIVER, ENGINE, Family, children
+from racimo.act.ray.family import DRIVER, ENGINE, GRACE_S, Family, children
 from racimo.act.ray.words import why_it_ended
 from racimo.act.ray_status import RayStatus
 from racimo.agent.discovery import discover_node
@@ -33,6 +33,8 @@ LOOK_S = 0.1
 DELAY_MOST_S = 15.0
 STABLE_AFTER_S = 30.0
 """A Ray that lived this long is started again at once."""
+FAILURES_MOST = 4
+"""After so many short lives in a row the head's Ray loses its memory."""
 HEAD_TRY_S = 2.0
 DRIVER_SILENT_S = 60.0
 """A driver that says nothing for this long (it is to speak every 15 s) hangs, and is started again."""
@@ -52,6 +54,7 @@ class Keeper:
         self._family = Family(home.root)
         self._status: RayStatus | None = None
         self._delay_s = 0.0
+        self._failures = 0
         self.stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -63,7 +66,8 @@ class Keeper:
         keeping.cancel()
         stopping.cancel()
         await asyncio.gather(keeping, stopping, return_exceptions=True)
-        await self._family.end()
+        # A node says goodbye, or Ray would look for it for 15 s; a head has nobody to say it to.
+        await self._family.end(GRACE_S if self._home.join_file.exists() else 0.0)
         if not self.stopped.is_set() and failed:
             keeping.result()  # what broke, for the log
         (self._home.node_dir / "ray.json").unlink(missing_ok=True)
@@ -78,12 +82,23 @@ class Keeper:
                 reason = error.message
             except OSError as error:  # no space, no more processes: tried again like the rest
                 reason = f"Ray could not be started: {error.strerror}"
-            await self._family.end(grace_s=0.0)
+            await self._family.end(0.0)
             if time.monotonic() - began_s >= STABLE_AFTER_S:
                 self._delay_s = 0.0
+                self._failures = 0
+            self._failures += 1
+            if self._failures % FAILURES_MOST == 0:
+                self._drop_state()
             self._say("down", reason)
             await asyncio.sleep(self._delay_s)
             self._delay_s = next_delay_s(self._delay_s or 0.5, DELAY_MOST_S)
+
+    def _drop_state(self) -> None:
+        """What the head's Ray keeps on disk may be what it dies of, and holds nothing that is not made again."""
+        state = places.folder(self._home) / "state"
+        if state.exists():
+            log.warning("Ray ended %d times: it begins anew, without what it knew", self._failures)
+            shutil.rmtree(state, ignore_errors=True)
 
     async def _node_named(self) -> None:
         """Waits for the agent's first start, which draws the node's id."""
@@ -99,7 +114,7 @@ class Keeper:
         """One life of Ray here: the sentence that says how it ended. `RacimoError`, `OSError`: it could not begin."""
         if importlib.util.find_spec("ray") is None:
             raise RacimoError("start-failed", "Ray is not installed here (pip install ray)")
-        await self._family.end(grace_s=0.0)  # of a keeper that was killed
+        await self._family.end(0.0)  # of a keeper that was killed
         place = places.read_place(self._home)
         if place.is_head:
             if not places.is_free(place.head_port):

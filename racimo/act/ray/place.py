@@ -30,6 +30,11 @@ SERVICE_PORTS = (
     "metrics-export",
 )  # fmt: skip
 """The first ports of a block, named as the options of `ray start`; workers of Ray get the rest."""
+_LISTENING = {
+    "node-manager": "Ray's node service",
+    "object-manager": "Ray's transfer of objects",
+    "runtime-env-agent": "Ray's environments",
+}
 OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray takes. Nothing of ours goes through it."""
 MAX_SESSION_PATH_BYTES = 40
@@ -178,6 +183,7 @@ def environment(home: Home, token: Path) -> dict[str, str]:
         "RAY_memory_monitor_refresh_ms": "0",  # it would kill Ray's workers, ours among them
         "RAY_worker_niceness": "0",  # 15, and children inherit it
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nothing to wait for: the relay holds no work
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_gcs_storage": "rocksdb",
@@ -189,11 +195,12 @@ def environment(home: Home, token: Path) -> dict[str, str]:
 
 
 def ports(place: Place, block: int) -> tuple[RayPort, ...]:
-    """What listens, and where: seen at real starts, Ray binds only its environment agent to the address it is given."""
+    """What may listen, and where: seen at real starts, Ray binds only its environment agent to the address that it is
+    given."""
     found = [RayPort(port=place.head_port, what="Ray's directory", everywhere=True)] if place.is_head else []
-    names = {"node-manager": "Ray's node service", "object-manager": "Ray's object transfer",
-             "runtime-env-agent": "Ray's environment agent"}  # fmt: skip
     for offset, option in enumerate(SERVICE_PORTS):
-        if option in names:
-            found.append(RayPort(port=block + offset, what=names[option], everywhere=option != "runtime-env-agent"))
-    return tuple(found)
+        if option in _LISTENING:
+            everywhere = option != "runtime-env-agent"
+            found.append(RayPort(port=block + offset, what=_LISTENING[option], everywhere=everywhere))
+    workers = range(block + len(SERVICE_PORTS), block + BLOCK_PORTS)
+    return (*found, *(RayPort(port=port, what="a worker of Ray", everywhere=True) for port in workers))

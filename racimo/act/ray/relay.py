@@ -63,7 +63,7 @@ class Relay:
         if self._home.config_file.exists() and joined is None:
             self._problem = "its home folder is that of another cluster's head"
         elif joined is None:
-            self._begin(_join_program(self._home, cluster, slots), token)
+            self._begin(_join_program(self._node, cluster, slots), token)
         elif parse_address(joined.address) != parse_address(cluster):
             self._problem = f"its home folder belongs to the cluster at {joined.address}"
         else:
@@ -107,8 +107,9 @@ class Relay:
 _START_SUPERVISOR = "import sys; from racimo.act.guardian import start_supervisor; start_supervisor(sys.argv[1])"
 
 
-def _join_program(home: Home, cluster: str, slots: int | None) -> list[str]:
-    program = ["-P", "-m", "racimo.cli.main", "join", cluster, "--token-file", "-", "--carrier", "link"]
+def _join_program(node: str, cluster: str, slots: int | None) -> list[str]:
+    # Without a Ray part of ours: this machine has one.
+    program = ["-P", "-m", "racimo.cli.main", "join", cluster, "--token-file", "-", "--carrier", "link", "--name", node]
     return program if slots is None else [*program, "--slots", str(slots)]
 
 
