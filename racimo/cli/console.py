@@ -18,7 +18,8 @@ LEAST_LAST = 24
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 STYLES = {
     "running": GREEN, "succeeded": GREEN, "queued": YELLOW, "paused": YELLOW, "pausing": YELLOW, "stopping": YELLOW,
-    "failed": RED, "lost": RED, "wrong": RED, "ok": GREEN, "note": YELLOW,
+    "failed": RED, "lost": RED, "wrong": RED, "ok": GREEN, "note": YELLOW, "up": GREEN, "silent": RED,
+    "draining": YELLOW, "drained": YELLOW,
 }  # fmt: skip
 """Colours of the words that say how something is (numbers of the terminal's own)."""
 
@@ -104,5 +105,5 @@ def _cut(text: str, room: int) -> str:
 
 
 def _painted(padded: str, text: str, *, is_title: bool) -> str:
-    code = BOLD if is_title else STYLES.get(text, 0)
+    code = BOLD if is_title else STYLES.get(text.partition(" ")[0], 0)
     return f"\x1b[{code}m{padded}\x1b[0m" if code else padded

@@ -18,7 +18,10 @@ PS_RIGHT = ("WORKERS", "STEP", "LOSS", "TIME", "COST")
 PS_OPTIONAL = ("KIND", "WORKERS", "LOSS", "COST")
 """Left out, in this order, where the terminal is narrow."""
 PROCESS_TITLES = ("PROCESS", "PID", "RESIDENT", "PRIVATE", "CPU")
-NODE_TITLES = ("NODE", "HOST", "STATUS", "SLOTS", "FREE", "MEMORY FREE", "DISK FREE", "HELD BY")
+NODE_TITLES = ("NODE", "STATE", "HOST", "ADDRESS", "DEVICES", "FREE", "MEMORY FREE", "DISK FREE", "HELD BY", "REASON")
+NODE_RIGHT = ("FREE", "MEMORY FREE", "DISK FREE")
+NODE_OPTIONAL = ("DISK FREE", "MEMORY FREE", "HOST", "HELD BY", "ADDRESS")
+MAX_SHOWN_HOLDERS = 4
 
 
 def format_money(amount: float) -> str:
@@ -258,19 +261,38 @@ def log_text(line: LogLine, *, with_worker: bool) -> str:
 def node_row(view: NodeView) -> tuple[str, ...]:
     node = view.node
     kinds = sorted({device.kind for device in node.devices})
+    return (
+        node.id,
+        node_state(view),
+        node.host,
+        node.address or UNKNOWN,
+        f"{len(node.devices)} {'/'.join(kinds)}".strip(),
+        str(view.num_free),
+        format_size(view.free_memory_bytes) if view.free_memory_bytes else UNKNOWN,
+        format_size(view.free_disk_bytes) if view.free_disk_bytes else UNKNOWN,
+        _holders(view),
+        _one_line(node.reason.text) if node.reason is not None else "",
+    )
+
+
+def node_state(view: NodeView) -> str:
+    """`up`, `silent 12s`, `lost`, and for one that gets no new work `draining 9m 50s` or `drained`."""
+    node = view.node
+    since = f" {format_duration(view.silent_s)}" if view.silent_s else ""
+    if node.status != "up" or not node.draining:
+        return f"{node.status}{since}"
+    if not view.leases:
+        return "drained"
+    return "draining" if view.drain_left_s is None else f"draining {format_duration(view.drain_left_s)}"
+
+
+def _holders(view: NodeView) -> str:
     held: dict[str, int] = {}
     for worker in view.leases.values():
         held[worker] = held.get(worker, 0) + 1
-    return (
-        node.id,
-        node.host,
-        node.status,
-        f"{len(node.devices)} {'/'.join(kinds)}".strip(),
-        str(view.num_free),
-        format_size(view.free_memory_bytes) if view.free_memory_bytes else "",
-        format_size(view.free_disk_bytes) if view.free_disk_bytes else "",
-        ", ".join(worker if n == 1 else f"{worker} x{n}" for worker, n in held.items()),
-    )
+    words = [worker if count == 1 else f"{worker} x{count}" for worker, count in held.items()]
+    more = len(words) - MAX_SHOWN_HOLDERS
+    return ", ".join(words[:MAX_SHOWN_HOLDERS]) + (f" and {more} more" if more > 0 else "")
 
 
 def process_row(usage: ProcessUsage) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """`racimo up`, `down` and `version`."""
 
 import argparse
+from pathlib import Path
 
 import msgspec
 
@@ -29,6 +30,10 @@ def _up(args: argparse.Namespace) -> int:
     from racimo.client.start import up
 
     home = Home.default()
+    if args.from_backup is not None:
+        from racimo.client.restore import restore
+
+        restore(home, Path(args.from_backup), talk)
     if home.join_file.exists() and args.bind is None:
         code = _up_again(home, args.output)
         if args.service:

@@ -19,8 +19,10 @@ from racimo.client.session import Session
 from racimo.control.views import (
     ClusterView,
     DownView,
+    DrainRequest,
     ExecExitView,
     ExecRequest,
+    ForgetRequest,
     LogLine,
     NodeView,
     OutputView,
@@ -245,6 +247,37 @@ class Client:
     def nodes(self) -> list[NodeView]:
         return self._session.call("GET", "/v1/nodes", list[NodeView])
 
+    def drain(self, node: str, *, deadline_s: float | None = None, undo: bool = False) -> None:
+        """Gives a node nothing new and moves what runs there; `deadline_s` from now the rest is stopped."""
+        body = DrainRequest(deadline_s=deadline_s, undo=undo)
+        self._session.call("POST", f"{_node_path(node)}/drain", type(None), body=body)
+
+    def forget_node(self, node: str, *, confirm_dead: bool = False) -> None:
+        """Gives up a node that does not answer. `confirm_dead`: nothing runs there any more, for certain."""
+        body = ForgetRequest(confirm_dead=confirm_dead)
+        self._session.call("POST", f"{_node_path(node)}/forget", type(None), body=body)
+
+    def backup(self, to: str | Path) -> Path:
+        """All that makes this cluster this cluster, into the new file `to` (0600): whoever reads it can do what the
+        cluster can."""
+        target = Path(to)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                with self._session.open_stream("POST", "/v1/backup") as answer:
+                    for chunk in answer.iter_bytes():
+                        file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except OSError as error:
+            raise RacimoError("file-unreadable", f"cannot write {target}: {error.strerror}") from None
+        except httpx.TransportError as error:
+            raise self._session.unreachable(f"lost the connection during the backup: {error}") from None
+        finally:
+            draft.unlink(missing_ok=True)
+        return target
+
     def secrets(self) -> list[str]:
         """Names only: values never leave the cluster."""
         return self._session.call("GET", "/v1/secrets", list[str])
@@ -263,6 +296,12 @@ class Client:
     def shutdown(self) -> DownView:
         """Ends the cluster: which runs end with it and which go on at the next `up`. `racimo down` also waits."""
         return self._session.call("POST", "/v1/shutdown", DownView, safe_to_repeat=False)
+
+
+def _node_path(node: str) -> str:
+    if not _RUN_NAME.fullmatch(node):
+        raise RacimoError("node-unknown", f"there is no node {node!r}", "racimo nodes")
+    return f"/v1/nodes/{node}"
 
 
 def _run_path(run: str) -> str:

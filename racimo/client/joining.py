@@ -14,6 +14,7 @@ import msgspec
 
 from racimo.act import guardian
 from racimo.act.versions import own_versions, version_problem
+from racimo.agent.uplink import own_address
 from racimo.client.binding import own_addresses, own_addresses_words
 from racimo.client.discovery import Endpoint, supervisor_alive
 from racimo.client.ending import end_services, signal_process
@@ -192,7 +193,7 @@ def _refuse_machine(home: Home, cluster: ClusterView) -> None:
 def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
     """The same machine, or the same name, in the cluster already."""
     own = own_node(home, nodes)
-    address = wish.address or _address_towards(head)
+    address = wish.address or own_address(parse_address(head)[0])
     for node in nodes:
         if node == own or node.status != "up":
             continue
@@ -205,15 +206,6 @@ def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
     if own is not None and own.status == "up" and not supervisor_alive(home) and own.host != socket.gethostname():
         words = f"node {own.id} is up on host {own.host}: its home {home.root} is in use there"
         raise RacimoError("join-refused", words, "export RACIMO_HOME=DIR   # a folder of this machine alone")
-
-
-def _address_towards(head: str) -> str:
-    """This machine's IP as the head sees it."""
-    host, port = parse_address(head)
-    kind, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 @contextlib.contextmanager

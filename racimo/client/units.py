@@ -92,9 +92,7 @@ def install(home: Home, say: Say, folder: Path | None = None) -> Path:
         _systemctl([*systemctl, *words])
     say(f"{path.name} is enabled: it starts at every boot")
     if not of_root:
-        say(
-            f"so that it starts without anybody logging in: loginctl enable-linger {os.environ.get('USER', '')}".rstrip()
-        )
+        say("so that it starts without anybody logging in: loginctl enable-linger")
     return path
 
 
