@@ -17,6 +17,7 @@ from racimo.state.state import State
 
 __all__ = ["LEAVING_RANK", "State", "apply", "fold"]
 
+SECONDS_PER_HOUR = 3600.0
 DEATHS_TOGETHER_S = 1.0
 """Workers of an attempt that die within this time died of one cause: they count once towards a crash loop."""
 
@@ -152,6 +153,11 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
 
 def _end(state: State, run: Run, worker: Worker, ending: Exit, at_s: float, changes: dict[str, Any]) -> None:
     ended = replace(worker, status="exited", exit=ending, exited_at_s=at_s)
+    device_s = ending.held_s * len(worker.devices)
+    node = state.nodes.get(worker.node)
+    if node is not None:
+        changes["cost"] = run.cost + device_s / SECONDS_PER_HOUR * node.price_per_device_hour
+        changes["priced_device_s"] = run.priced_device_s + device_s
     state.runs[run.id] = _with_worker(run, ended, **changes)
     state.release(run.id, worker)
     fold_nodes.settle_drain(state, worker.node)

@@ -168,6 +168,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     device_s: float = 0.0
     """Device-seconds of workers that have ended, all attempts."""
+    cost: float = 0.0
+    """Of `priced_device_s` among them: each second at the price that its node had when the worker ended."""
+    priced_device_s: float = 0.0
+    """What a state from before there were several nodes held is not among them."""
 
     @property
     def ended(self) -> bool:
