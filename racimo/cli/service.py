@@ -20,6 +20,8 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bind", metavar="IP[:PORT]", help="let other machines join, at this address (prints the line to paste there)"
     )
+    parser.add_argument("--from-backup", metavar="FILE", help="make the cluster of this backup again, and start it")
+    parser.add_argument("--service", action="store_true", help="a systemd unit, so that it comes back after a reboot")
     parser.add_argument(
         "--carrier", choices=("link", "ray"), help="what brings machines: joining alone, or Ray as well"
     )
