@@ -1,6 +1,6 @@
 """Which sizes a run may be given by `scale`, and which size to type instead."""
 
-from racimo.decide.fit import Pool, can_never_fit
+from racimo.decide.fit import Pool, ask_of_spec, can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.state.fold import State
@@ -32,7 +32,7 @@ def check_scale(state: State, run: Run, workers: WorkerRange) -> None:
 
 def _size_that_can_be(state: State, run: Run) -> str:
     """The command for the largest size that the cluster and the run's micro-shards allow, the run's least kept."""
-    most = Pool.whole(state, only_up=False).room(run.spec.device_demand[0], run.spec.devices_per_worker)
+    most = Pool.whole(state).room(ask_of_spec(run.spec))
     if run.micro_shards is not None:
         most = min(most, run.micro_shards)
     if most < 1 or can_never_fit(state, run.spec, most) is not None:

@@ -48,13 +48,20 @@ def wind_down(run: Run) -> list[Intent]:
 
 def ending(run: Run) -> bool:
     """True if this attempt's workers are all on their way out (nothing heals or grows any more)."""
-    return run.status != "running" or _verdict(run) is not None
+    return run.status != "running" or _saving(run) or _verdict(run) is not None
+
+
+def _saving(run: Run) -> bool:
+    """True if all save and leave though nobody asked for a pause: their node is to be empty by now."""
+    return any(worker.live and worker.leaving == "pause" for worker in run.workers.values())
 
 
 def _verdict(run: Run) -> tuple[How, Reason, list[Worker]] | None:
     live = run.live_workers
     if run.status == "stopping":
         return "stop", Reason(code="stopping", text=f"stop was asked for: {_count(len(live), 'worker')} to end"), live
+    if run.failure is not None and run.failure.code == "node-drained":
+        return "stop", Reason(code=run.failure.code, text=f"{run.failure.message}: its workers are to end"), live
     if run.failure is not None:
         return "abort", Reason(code=run.failure.code, text=f"{run.failure.message}: the others are ended"), live
     culprits = exits.culprits(run)
@@ -74,7 +81,7 @@ def _lost_state(run: Run, live: list[Worker]) -> tuple[How, Reason, list[Worker]
     if exits.exact(run) and not run.elastic and dead:
         text = f"{exits.ending_words(dead[0])} before it was ready: the attempt begins anew"
         return "abort", Reason(code="begins-anew", text=text), live
-    if exits.paused(run) and run.status == "running":
+    if exits.paused(run) and run.status == "running" and not _saving(run):
         text = "some workers had saved and left when the run was resumed: the attempt begins anew"
         return "abort", Reason(code="begins-anew", text=text), live
     if run.generation is None:

@@ -1,68 +1,152 @@
-"""What fits where: free devices by node and kind, the placing of workers on them, and what can never fit."""
+"""What fits where: free devices by node and kind, the placing of workers on them, and what can never fit.
 
-from collections.abc import Container
+A gang goes to one node if it fits there (the tightest such, so that whole nodes stay for larger gangs), else to as few
+as possible; who has workers already gets more of them beside those. Two nodes of which one was seen not to reach the
+other share no run while that is news.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+
+import msgspec
 
 from racimo.spec.quantity import format_size
 from racimo.spec.run import RunSpec
 from racimo.state.fold import State
 from racimo.state.nouns import Placement, Reason, Run
 
+PAIR_FRESH_S = 300.0
+"""How long nodes that did not reach each other share no run."""
+
+Group = tuple[str, str]
+"""A node and a kind of device."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for: workers with `per_worker` devices of `kind` ("" for any but those in `spare`).
+
+    `home`: the nodes that the run has already."""
+
+    kind: str
+    per_worker: int
+    spare: frozenset[str] = frozenset()
+    home: tuple[str, ...] = ()
+
+    def wants(self, kind: str) -> bool:
+        return kind == self.kind or (not self.kind and kind not in self.spare)
+
 
 class Pool:
     """Devices by node and kind, as lists of indices in order; taking from it leaves the state alone."""
 
-    def __init__(self, groups: dict[tuple[str, str], list[int]]) -> None:
-        self.groups = groups
+    def __init__(self, groups: Mapping[Group, Sequence[int]], apart: Iterable[tuple[str, str]] = ()) -> None:
+        self._groups = dict(groups)
+        self._rooms: dict[tuple[str, int], dict[str, int]] = {}
+        """By kind asked and size of a worker, how many fit by kind of device."""
+        self._apart: dict[str, set[str]] = {}
+        for one, other in apart:
+            self._apart.setdefault(one, set()).add(other)
+            self._apart.setdefault(other, set()).add(one)
 
     @staticmethod
-    def free(state: State) -> "Pool":
-        """The devices of nodes that answer, less those that are leased."""
-        return Pool._of(state, set(state.leases), only_up=True)
+    def free(state: State, now_s: float, absent: Collection[str] = ()) -> "Pool":
+        """Free devices of nodes that may get new work, less those of nodes that are `absent`."""
+        groups = {group: found for group, found in state.free.items() if group[0] not in absent}
+        return Pool(groups, [pair for pair, at_s in state.unreachable.items() if now_s < at_s + PAIR_FRESH_S])
 
     @staticmethod
-    def whole(state: State, *, only_up: bool) -> "Pool":
-        """All devices, as if nothing ran; with those of silent nodes unless `only_up`."""
-        return Pool._of(state, set(), only_up=only_up)
-
-    @staticmethod
-    def _of(state: State, taken: set[tuple[str, int]], *, only_up: bool) -> "Pool":
-        groups: dict[tuple[str, str], list[int]] = {}
-        for node in state.nodes.values():
-            for device in node.devices:
-                if (node.status == "up" or not only_up) and (node.id, device.index) not in taken:
-                    groups.setdefault((node.id, device.kind), []).append(device.index)
+    def whole(state: State, *, answering: bool = False, drained: bool = True, absent: Collection[str] = ()) -> "Pool":
+        """All devices, as if nothing ran: of every node, or of those that answer, with or without drained ones."""
+        groups = {}
+        for group, found in state.capacity.items():
+            node = state.nodes[group[0]]
+            if answering and (node.status != "up" or node.id in absent):
+                continue
+            if drained or not node.draining:
+                groups[group] = found
         return Pool(groups)
 
-    def count(self, kind: str) -> int:
-        """Devices of `kind` ("" for any)."""
-        return sum(len(found) for (_, has), found in self.groups.items() if kind in ("", has))
+    def count(self, ask: Ask) -> int:
+        """Devices that would do."""
+        return self.room(msgspec.structs.replace(ask, per_worker=1))
 
-    def without(self, kinds: Container[str]) -> "Pool":
-        """The same pool, taking from which takes from this one, less the devices of `kinds`."""
-        return Pool({group: found for group, found in self.groups.items() if group[1] not in kinds})
+    def largest(self, ask: Ask) -> int:
+        """Devices that would do on the one node that has most of them."""
+        return max((len(found) for group, found in self._groups.items() if ask.wants(group[1])), default=0)
 
-    def room(self, kind: str, per_worker: int) -> int:
-        """How many workers fit, each with its devices on one node and of one kind."""
-        return sum(len(found) // per_worker for (_, has), found in self.groups.items() if kind in ("", has))
+    def room(self, ask: Ask) -> int:
+        """How many workers fit, each with its devices on one node and of one kind; whoever reaches whom."""
+        by_kind = self._room(ask)
+        return sum(room for kind, room in by_kind.items() if kind not in ask.spare)
 
-    def take(self, kind: str, per_worker: int, num_workers: int, first_index: int) -> tuple[Placement, ...]:
-        """Placements for up to `num_workers`, on the nodes with most room first, so that gangs stay together."""
+    def choose(self, ask: Ask, num_workers: int) -> list[tuple[Group, int]]:
+        """How many of up to `num_workers` workers go where. Takes nothing yet."""
+        fits = {
+            group: len(found) // ask.per_worker
+            for group, found in self._groups.items()
+            if ask.wants(group[1]) and len(found) >= ask.per_worker
+        }
+        chosen: list[tuple[Group, int]] = []
+        used = set(ask.home)
+        at_home = sorted(group for group in fits if group[0] in used)
+        while num_workers > 0 and fits:
+            group = at_home.pop(0) if at_home else self._best(fits, num_workers, used)
+            if group is None:
+                break
+            count = min(fits.pop(group), num_workers)
+            chosen.append((group, count))
+            used.add(group[0])
+            num_workers -= count
+        return chosen
+
+    def _best(self, fits: Mapping[Group, int], num_workers: int, used: Collection[str]) -> Group | None:
+        """The tightest group with room for all, else the largest; none that the nodes in use do not reach."""
+        strangers = set().union(*(self._apart.get(node, ()) for node in used)) if self._apart else set()
+        best: tuple[tuple[bool, int, Group], Group] | None = None
+        for group, room in fits.items():
+            if group[0] not in strangers:
+                key = (room < num_workers, room if room >= num_workers else -room, group)
+                if best is None or key < best[0]:
+                    best = (key, group)
+        return None if best is None else best[1]
+
+    def take(self, ask: Ask, chosen: list[tuple[Group, int]], first_index: int) -> tuple[Placement, ...]:
+        """Placements for what `choose` found, from the worker's index `first_index` on."""
         placements: list[Placement] = []
-        order = sorted(self.groups, key=lambda group: (-len(self.groups[group]), group))
-        for group in order:
-            found = self.groups[group]
-            while kind in ("", group[1]) and len(placements) < num_workers and len(found) >= per_worker:
-                devices = found[:per_worker]
-                del found[:per_worker]
+        for group, num_workers in chosen:
+            found = self._groups[group]
+            for number in range(num_workers):
+                devices = tuple(found[number * ask.per_worker : (number + 1) * ask.per_worker])
                 index = first_index + len(placements)
-                placements.append(Placement(index=index, node=group[0], devices=tuple(devices)))
+                placements.append(Placement(index=index, node=group[0], devices=devices))
+            left = found[num_workers * ask.per_worker :]
+            for (_, per_worker), by_kind in self._rooms.items():
+                if group[1] in by_kind:
+                    by_kind[group[1]] += len(left) // per_worker - len(found) // per_worker
+            self._groups[group] = left
         return tuple(placements)
 
+    def _room(self, ask: Ask) -> dict[str, int]:
+        key = (ask.kind, ask.per_worker)
+        by_kind = self._rooms.get(key)
+        if by_kind is None:
+            by_kind = self._rooms[key] = {}
+            for (_, kind), found in self._groups.items():
+                if ask.kind in ("", kind):
+                    by_kind[kind] = by_kind.get(kind, 0) + len(found) // ask.per_worker
+        return by_kind
 
-def demand(run: Run) -> tuple[str, int]:
-    """(kind, devices per worker); the kind is "" where any will do."""
-    return _demand(run.spec.devices, run.spec.workers)
+
+def ask_of(run: Run, spare: frozenset[str] = frozenset()) -> Ask:
+    """What the run asks for, beside the workers that it has."""
+    kind, per_worker = _demand(run.spec.devices, run.spec.workers)
+    home = tuple(dict.fromkeys(worker.node for worker in run.live_workers if not worker.leaving))
+    return Ask(kind=kind, per_worker=per_worker, spare=spare, home=home)
+
+
+def ask_of_spec(spec: RunSpec) -> Ask:
+    kind, per_worker = _demand(spec.devices, spec.workers)
+    return Ask(kind=kind, per_worker=per_worker)
 
 
 @lru_cache(maxsize=1024)
@@ -79,20 +163,26 @@ def kind_words(kind: str, count: int) -> str:
 def can_never_fit(state: State, spec: RunSpec, num_workers: int) -> Reason | None:
     """Why `num_workers` of this spec cannot run even with the cluster all to themselves, or None.
 
-    Nodes that are silent now count, they may come back. Before any node has joined nothing is known to be too much.
+    Nodes that are silent or drained now count, they may come back. Before any node has joined nothing is known to be
+    too much.
     """
     if not state.nodes:
         return None
-    kind, per_worker = spec.device_demand[0], spec.devices_per_worker
-    pool = Pool.whole(state, only_up=False)
-    total, needed = pool.count(kind), num_workers * per_worker
-    if pool.room(kind, per_worker) < num_workers:
-        largest = max((len(found) for (_, has), found in pool.groups.items() if kind in ("", has)), default=0)
-        shape = f" ({num_workers} workers with {per_worker} each on one node)" if per_worker > 1 else ""
-        text = f"asked for {kind_words(kind, needed)}{shape}, the whole cluster has {total}"
-        if total >= needed:
-            text += f", at most {largest} on one node"
+    ask = ask_of_spec(spec)
+    pool = Pool.whole(state)
+    total, needed = pool.count(ask), num_workers * ask.per_worker
+    if pool.room(ask) < num_workers:
+        largest = pool.largest(ask)
         counts: dict[str, int | float] = {"asked": needed, "found": total, "largest_node": largest}
+        text = f"asked for {kind_words(ask.kind, needed)}"
+        if ask.per_worker > 1:
+            shape = f" ({num_workers} workers with {ask.per_worker} each on one node)"
+            text += " on one node" if num_workers == 1 else shape
+        text += f", the whole cluster has {total}"
+        if ask.per_worker > largest > 0:
+            text += f", and no node has more than {largest}"
+        elif total >= needed:
+            text += f", at most {largest} on one node"
         return Reason(code="can-never-fit", text=text, counts=counts)
     memory = spec.memory_bytes
     most_memory = max(node.memory_bytes for node in state.nodes.values())

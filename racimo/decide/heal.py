@@ -1,9 +1,9 @@
 """How a running elastic attempt changes its size: generations, replacements, growth, release."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from racimo.decide import exits
-from racimo.decide.fit import Pool, demand
+from racimo.decide.fit import Pool, ask_of
 from racimo.state.events import GenerationAnnounced, WorkersLeaving, WorkersPlanned
 from racimo.state.nouns import Placement, Reason, Run, Worker
 
@@ -51,9 +51,9 @@ def next_generation(run: Run) -> GenerationAnnounced | None:
     )
 
 
-def release(run: Run) -> list[WorkersLeaving]:
-    """Lets the newest workers go where there are more than `scale` allows."""
-    stay = sorted(staying(run), key=lambda worker: worker.index)
+def release(run: Run, evicted: Sequence[Worker] = ()) -> list[WorkersLeaving]:
+    """Lets workers go where there are more than `scale` allows: who has to leave its node first, then the newest."""
+    stay = sorted(staying(run), key=lambda worker: (worker in evicted, worker.index))
     extra = stay[target(run) :]
     if not extra or not run.elastic:
         return []
@@ -135,9 +135,23 @@ def replace_dead(run: Run, pool: Pool) -> WorkersPlanned | None:
     )
 
 
-def fill_up(run: Run, pool: Pool, size: int, code: str) -> WorkersPlanned | None:
-    """More workers, up to `size` in all, as far as free devices go."""
-    placements = _take(run, pool, size - len(staying(run)))
+def replace_evicted(run: Run, pool: Pool, evicted: Sequence[Worker], count: int) -> WorkersPlanned | None:
+    """Up to `count` new workers elsewhere for those who have to leave their node."""
+    placements = _take(run, pool, count)
+    if not placements:
+        return None
+    text = f"{evicted[0].node} is being drained: {_plural(placements)} elsewhere, then worker {evicted[0].index} leaves"
+    if len(evicted) > 1:
+        text = (
+            f"{evicted[0].node} is being drained: {_plural(placements)} elsewhere for {len(evicted)} that have to leave"
+        )
+    counts: dict[str, int | float] = {"leaving": len(evicted), "new": len(placements)}
+    return _planned(run, placements, Reason(code="moves", text=text, counts=counts))
+
+
+def fill_up(run: Run, pool: Pool, size: int, code: str, spare: frozenset[str] = frozenset()) -> WorkersPlanned | None:
+    """More workers, up to `size` in all, as far as free devices go; none of the kinds in `spare` if any would do."""
+    placements = _take(run, pool, size - len(staying(run)), spare)
     if not placements:
         return None
     now, then = len(staying(run)), len(staying(run)) + len(placements)
@@ -147,9 +161,11 @@ def fill_up(run: Run, pool: Pool, size: int, code: str) -> WorkersPlanned | None
     )
 
 
-def _take(run: Run, pool: Pool, count: int) -> tuple[Placement, ...]:
-    kind, per_worker = demand(run)
-    return pool.take(kind, per_worker, max(0, count), run.next_index)
+def _take(run: Run, pool: Pool, count: int, spare: frozenset[str] = frozenset()) -> tuple[Placement, ...]:
+    if count <= 0:
+        return ()
+    ask = ask_of(run, spare)
+    return pool.take(ask, pool.choose(ask, count), run.next_index)
 
 
 def _planned(run: Run, placements: tuple[Placement, ...], reason: Reason) -> WorkersPlanned:

@@ -1,43 +1,42 @@
 """The one decision: every open run looked at, in order, against the devices that are free."""
 
-from racimo.decide import away, end, heal, retain
+from racimo.decide import away, end, heal, pairs, retain
 from racimo.decide.decision import Decisions
-from racimo.decide.fit import Pool
+from racimo.decide.drain import Drain, draining
+from racimo.decide.fit import PAIR_FRESH_S, Pool
 from racimo.decide.queue import Queue, in_order
 from racimo.state.events import Intent, RunRequeued, WorkersPlanned
 from racimo.state.fold import State
-from racimo.state.nouns import Run
+from racimo.state.nouns import Node, Run
 
 
 def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> Decisions:
     """What is to happen next. Applying the intents and deciding again converges; without news it adds nothing.
 
     Each intent holds for the state it was made from, and any prefix of them may be all that survives a crash: the next
-    decision then makes the rest again. Devices go first to replacements of dead members, then down the queue, and what
-    nobody waits for lets elastic runs grow. `now_s` is on the cluster's clock; `absent` are nodes of which this control
-    process has heard nothing since it began: nothing new is placed there.
+    decision then makes the rest again. Devices go first to replacements of dead members and of those who have to leave
+    their node, then down the queue, and what nobody waits for lets elastic runs grow. `now_s` is on the cluster's
+    clock; `absent` are nodes that this control process has not heard of since it began: nothing new is placed there.
     """
     given_up = away.give_up(state, now_s)
     if given_up:
         return Decisions(intents=tuple(given_up))
-    intents: list[Intent] = []
-    due: list[float] = []
-    pool = Pool.free(state)
-    going: list[Run] = []
+    steering = _Steering(state, now_s, absent)
     queued: list[Run] = []
     for run in in_order([state.runs[run] for run in state.open_runs]):
         if run.status == "queued":
             queued.append(run)
         elif run.live_workers:
-            intents += _steer(run, pool, now_s, due, going)
+            steering.steer(run)
         elif run.status != "paused":
-            intents.append(end.close(run))
+            steering.intents.append(end.close(run))
+    intents, pool, going = steering.intents, steering.pool, steering.going
     if any(isinstance(intent, RunRequeued) for intent in intents):
         # It keeps its place in the queue, which is looked at once it is back in it.
         return Decisions(intents=tuple(intents))
     planned = {intent.run for intent in intents if isinstance(intent, WorkersPlanned)}
     hungry = [run for run in going if run.id not in planned and len(heal.staying(run)) < run.least]
-    queue = Queue(state, pool)
+    queue = Queue(state, pool, absent)
     for run in in_order(queued + hungry):
         queue.serve(run)
     intents += queue.intents
@@ -48,23 +47,67 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
                 grown = heal.fill_up(run, pool, heal.target(run), "grows")
                 intents += [grown] if grown is not None else []
     intents += retain.forget(state)
+    due = steering.due
     waits = {**queue.waits, **away.waits(state, now_s, due)}
+    due += [at_s + PAIR_FRESH_S for at_s in state.unreachable.values() if now_s < at_s + PAIR_FRESH_S]
     return Decisions(intents=tuple(intents), waits=waits, next_due_s=min(due, default=None))
 
 
-def _steer(run: Run, pool: Pool, now_s: float, due: list[float], going: list[Run]) -> list[Intent]:
-    """Decisions for a run with live workers; appends it to `going` if it may get more of them now."""
-    intents: list[Intent] = list(end.wind_down(run))
-    if not end.ending(run):
-        intents += [*heal.refuse(run), *heal.release(run)]
+class _Steering:
+    """Decisions for runs with live workers; `going` are those that may get more of them now."""
+
+    def __init__(self, state: State, now_s: float, absent: frozenset[str]) -> None:
+        self.intents: list[Intent] = []
+        self.due: list[float] = []
+        self.going: list[Run] = []
+        self.pool = Pool.free(state, now_s, absent)
+        self._state = state
+        self._now_s = now_s
+        self._draining: dict[str, Node] = draining(state)
+
+    def steer(self, run: Run) -> None:
+        moves = bool(self._draining) and any(worker.node in self._draining for worker in run.live_workers)
+        if _steady(run) and not moves:
+            return
+        intents: list[Intent] = list(end.wind_down(run))
+        drain = Drain(run, self._draining, self._now_s)
+        if not intents and run.status != "stopping" and run.failure is None and moves:
+            intents += drain.steer(self.due)
+        if not intents:
+            intents += pairs.part(self._state, run, self._now_s)
+        moved = bool(intents)
+        if not end.ending(run):
+            intents += heal.refuse(run)
+            if not drain.num_replaced:
+                intents += heal.release(run, drain.evicted)
+            self._grow(run, drain, intents)
+        if not intents or not (moved or end.ending(run)):
+            generation = heal.next_generation(run)
+            intents += [generation] if generation is not None else []
+        self.intents += intents
+
+    def _grow(self, run: Run, drain: Drain, intents: list[Intent]) -> None:
         at_s = heal.may_grow_at_s(run)
-        if at_s is not None and at_s > now_s:
-            due.append(at_s)
-        elif at_s is not None:
-            replacement = heal.replace_dead(run, pool)
-            intents += [replacement] if replacement is not None else []
-            going.append(run)
-    if not intents or not end.ending(run):
-        generation = heal.next_generation(run)
-        intents += [generation] if generation is not None else []
-    return intents
+        if at_s is None:
+            return
+        if at_s > self._now_s:
+            self.due.append(at_s)
+            return
+        planned = heal.replace_dead(run, self.pool)
+        if planned is None and drain.evicted and run.generation is not None:
+            planned = heal.replace_evicted(run, self.pool, drain.evicted, drain.num_wanted())
+        intents += [planned] if planned is not None else []
+        self.going.append(run)
+
+
+def _steady(run: Run) -> bool:
+    """True for the many runs that go on as they are: nothing to end, to announce or to add."""
+    if run.status != "running" or run.failure is not None or run.unreachable:
+        return False
+    members = run.generation.members if run.generation is not None else ()
+    for worker in run.workers.values():
+        if worker.exit is not None or worker.leaving or (run.elastic and worker.status != "ready"):
+            return False
+    if not run.elastic:
+        return True
+    return len(members) == len(run.workers) == heal.target(run)

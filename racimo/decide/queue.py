@@ -1,15 +1,18 @@
 """Who gets free devices next: priority, then first come; gangs whole; nobody overtakes the first who waits."""
 
+from collections.abc import Collection
+from functools import cached_property
+
 import msgspec
 
 from racimo.decide import heal
-from racimo.decide.fit import Pool, demand, kind_words
+from racimo.decide.fit import Ask, Group, Pool, ask_of, kind_words
 from racimo.spec.run import PRIORITY_ORDER
 from racimo.state.events import AttemptPlanned, WorkersPlanned
 from racimo.state.fold import State
-from racimo.state.nouns import Reason, Run, parse_worker_id
+from racimo.state.nouns import Reason, Run
 
-MAX_HOLDERS_NAMED = 5
+MAX_NAMED = 5
 
 
 class _Blocked(msgspec.Struct, frozen=True):
@@ -20,14 +23,13 @@ class _Blocked(msgspec.Struct, frozen=True):
 class Queue:
     """One walk through everybody who asks for devices: `intents` are what they get, `waits` why the others do not."""
 
-    def __init__(self, state: State, pool: Pool) -> None:
+    def __init__(self, state: State, pool: Pool, absent: Collection[str]) -> None:
         self.intents: list[AttemptPlanned | WorkersPlanned] = []
         self.waits: dict[str, Reason] = {}
         self._state = state
         self._pool = pool
-        self._all = Pool.whole(state, only_up=True)
+        self._absent = absent
         self._blocked: dict[str, _Blocked] = {}
-        self._holders = _holders(state)
         self._num_ahead = 0
 
     @property
@@ -37,27 +39,27 @@ class Queue:
 
     def serve(self, run: Run) -> None:
         """Next in order, `run` gets a new attempt (queued) or the workers it lacks to its `least` (running)."""
-        kind, per_worker = demand(run)
         # Who is content with any kind leaves those kinds alone for which somebody ahead waits.
-        open_to_it = self._pool.without(self._blocked)
-        ahead = self._blocked.get(kind) or self._blocked.get("")
+        ask = ask_of(run, frozenset(self._blocked))
+        ahead = self._blocked.get(ask.kind) or self._blocked.get("")
         if ahead is not None:
             self.waits[run.id] = self._behind(ahead)
         elif run.status == "running":
-            self._fill(run, open_to_it)
-        elif open_to_it.room(kind, per_worker) >= run.least:
-            self._begin(run, open_to_it)
+            self._fill(run, ask)
         else:
-            self._wait(run, run.least, open_to_it)
+            chosen = self._pool.choose(ask, heal.target(run)) if self._pool.room(ask) >= run.least else []
+            if sum(count for _, count in chosen) >= run.least:
+                self._begin(run, ask, chosen)
+            else:
+                self._wait(run, run.least, ask)
         self._num_ahead += run.id in self.waits
 
-    def _begin(self, run: Run, pool: Pool) -> None:
-        kind, per_worker = demand(run)
+    def _begin(self, run: Run, ask: Ask, chosen: list[tuple[Group, int]]) -> None:
         most = heal.target(run)
-        placements = pool.take(kind, per_worker, most, 0)
-        devices = len(placements) * per_worker
+        placements = self._pool.take(ask, chosen, 0)
+        devices, nodes = len(placements) * ask.per_worker, len({group[0] for group, _ in chosen})
         text = f"starts with {len(placements)} of {run.least}..{most} workers" if run.least < most else "starts"
-        text += f" on {kind_words(kind, devices)}"
+        text += f" on {kind_words(ask.kind, devices)}" + (f" of {nodes} nodes" if nodes > 1 else "")
         if run.attempt:
             text += f", attempt {run.attempt + 1}"
         counts: dict[str, int | float] = {
@@ -66,41 +68,85 @@ class Queue:
             "most": most,
             "devices": devices,
         }
+        counts |= {"nodes": nodes} if nodes > 1 else {}
         reason = Reason(code="starts", text=text, counts=counts)
         self.intents.append(AttemptPlanned(run=run.id, attempt=run.attempt + 1, placements=placements, reason=reason))
 
-    def _fill(self, run: Run, pool: Pool) -> None:
+    def _fill(self, run: Run, ask: Ask) -> None:
         lacking = run.least - len(heal.staying(run))
-        planned = heal.fill_up(run, pool, run.least, "fills-up")
+        planned = heal.fill_up(run, self._pool, run.least, "fills-up", ask.spare)
         if planned is not None:
             self.intents.append(planned)
             lacking -= len(planned.placements)
         if lacking > 0:
-            self._wait(run, lacking, pool)
+            self._wait(run, lacking, ask)
 
-    def _wait(self, run: Run, num_workers: int, pool: Pool) -> None:
-        kind, per_worker = demand(run)
-        needed, free, total = num_workers * per_worker, pool.count(kind), self._all.count(kind)
+    def _wait(self, run: Run, num_workers: int, ask: Ask) -> None:
+        needed, free = num_workers * ask.per_worker, self._pool.count(ask)
+        plain = msgspec.structs.replace(ask, spare=frozenset())
+        total = self._usable.count(plain)
         counts: dict[str, int | float] = {"needed": needed, "free": free, "total": total}
-        if self._all.room(kind, per_worker) < run.least:
-            text = f"needs {kind_words(kind, run.least * per_worker)}, the nodes that answer have {total}"
-            self.waits[run.id] = Reason(code="waits-nodes", text=text, counts=counts)
+        if self._usable.room(plain) < run.least:
+            self.waits[run.id] = self._for_nodes(run, plain, counts)
             return  # no device that comes free could help it, so it is in nobody's way
-        words = f"needs {kind_words(kind, needed)}{' more' if run.status == 'running' else ''}, {free} of {total} free"
-        text = words
-        holders = [(holder, count) for holder, count in self._holders.items() if holder != run.id]
+        more = " more" if run.status == "running" else ""
+        words = f"needs {kind_words(ask.kind, needed)}{more}, {free} of {total} free"
+        code = "waits-devices"
+        if self._pool.room(ask) >= num_workers:
+            code = "waits-pair"
+            words += f", but not on nodes that reach each other ({self._pairs()})"
+        elif free >= needed:
+            code = "waits-one-node"
+            words += f", at most {self._pool.largest(ask)} on one node where each worker needs {ask.per_worker}"
+        text, holders = words, [(holder, count) for holder, count in self._holders.items() if holder != run.id]
         if holders:
-            text += "; " + ", ".join(f"{holder} holds {count}" for holder, count in holders[:MAX_HOLDERS_NAMED])
-            counts |= {f"blocked_by/{holder}": count for holder, count in holders[:MAX_HOLDERS_NAMED]}
-        if len(holders) > MAX_HOLDERS_NAMED:
-            text += f" and {len(holders) - MAX_HOLDERS_NAMED} more runs hold some"
-        self.waits[run.id] = Reason(code="waits-devices", text=text, counts=counts)
-        self._blocked.setdefault(kind, _Blocked(run, words))
+            text += "; " + ", ".join(f"{holder} holds {count}" for holder, count in holders[:MAX_NAMED])
+            counts |= {f"blocked_by/{holder}": count for holder, count in holders[:MAX_NAMED]}
+        if len(holders) > MAX_NAMED:
+            text += f" and {len(holders) - MAX_NAMED} more runs hold some"
+        self.waits[run.id] = Reason(code=code, text=text, counts=counts)
+        if code != "waits-pair":
+            self._blocked.setdefault(ask.kind, _Blocked(run, words))
+
+    def _for_nodes(self, run: Run, ask: Ask, counts: dict[str, int | float]) -> Reason:
+        """Waits for machines, not for others' work: for drained ones where those that answer would do."""
+        needs, total = kind_words(ask.kind, run.least * ask.per_worker), counts["total"]
+        if ask.per_worker > 1:
+            needs += f" ({ask.per_worker} on one node for each worker)"
+        if self._answering.room(ask) >= run.least:
+            drained = [node.id for node in self._state.nodes.values() if node.draining and node.status == "up"]
+            text = f"needs {needs}, the nodes that are not being drained have {total} ({_names(drained)} drained)"
+            return Reason(code="waits-drained", text=text, counts=counts)
+        away = [n.id for n in self._state.nodes.values() if n.status != "up" or n.id in self._absent]
+        text = f"needs {needs}, the nodes that answer have {total}"
+        text += f" ({_names(away)} {'does' if len(away) == 1 else 'do'} not answer)" if away else ""
+        return Reason(code="waits-nodes", text=text, counts=counts)
 
     def _behind(self, ahead: _Blocked) -> Reason:
         others = f", {self._num_ahead} ahead of it in all" if self._num_ahead > 1 else ""
         text = f"waits for its turn behind {ahead.run.id}, which {ahead.words}{others}"
         return Reason(code="waits-turn", text=text, counts={"ahead": self._num_ahead, f"blocked_by/{ahead.run.id}": 1})
+
+    @cached_property
+    def _usable(self) -> Pool:
+        """All devices of nodes that may get new work, as if nothing ran."""
+        return Pool.whole(self._state, answering=True, drained=False, absent=self._absent)
+
+    @cached_property
+    def _answering(self) -> Pool:
+        return Pool.whole(self._state, answering=True, absent=self._absent)
+
+    @cached_property
+    def _holders(self) -> dict[str, int]:
+        """Runs by the number of devices that they hold, most first."""
+        held = {
+            run.id: sum(len(worker.devices) for worker in run.live_workers)
+            for run in (self._state.runs[run_id] for run_id in self._state.open_runs)
+        }
+        return dict(sorted(((run, count) for run, count in held.items() if count), key=lambda item: -item[1]))
+
+    def _pairs(self) -> str:
+        return ", ".join(f"{one} and {other} do not" for one, other in list(self._state.unreachable)[-MAX_NAMED:])
 
 
 def in_order(runs: list[Run]) -> list[Run]:
@@ -108,9 +154,6 @@ def in_order(runs: list[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (PRIORITY_ORDER[run.spec.priority], run.order))
 
 
-def _holders(state: State) -> dict[str, int]:
-    held: dict[str, int] = {}
-    for worker in state.leases.values():
-        run = parse_worker_id(worker)[0]
-        held[run] = held.get(run, 0) + 1
-    return dict(sorted(held.items(), key=lambda item: -item[1]))
+def _names(nodes: list[str]) -> str:
+    named = ", ".join(nodes[:MAX_NAMED])
+    return named + (f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else "")

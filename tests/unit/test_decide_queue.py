@@ -89,7 +89,15 @@ def test_devices_of_one_worker_are_on_one_node() -> None:
         (RunSpec(command=("x",), workers=5), "asked for 5 devices, the whole cluster has 4"),
         (RunSpec(train="t.py", workers="6..8"), "asked for 6 devices, the whole cluster has 4"),
         (RunSpec(command=("x",), devices="cuda:1"), "asked for 1 cuda device, the whole cluster has 0"),
-        (RunSpec(command=("x",), devices="cpu:3"), "asked for 3 cpu devices (1 workers with 3 each on one node)"),
+        (
+            RunSpec(command=("x",), devices="cpu:3"),
+            "asked for 3 cpu devices on one node, the whole cluster has 4, and no node has more than 2",
+        ),
+        (
+            RunSpec(command=("x",), workers=2, devices="cpu:6"),
+            "asked for 6 cpu devices (2 workers with 3 each on one"
+            " node), the whole cluster has 4, and no node has more than 2",
+        ),
         (RunSpec(command=("x",), memory="64GB"), "asked for 64.0 GB of memory per worker, the largest node has 8.0 GB"),
     ],
 )
