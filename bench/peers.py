@@ -52,18 +52,23 @@ def torchrun_path() -> Path:
     return Path(sys.executable).parent / "torchrun"
 
 
-def make_ray_venv() -> None:
-    """Makes `.venvs/ray` (some 1.5 GB, a minute or two); does nothing where it is ready."""
-    ready = RAY_VENV / ".ready"
-    wanted = "\n".join(RAY_PACKAGES)
+def make_venv(folder: Path, packages: tuple[str, ...]) -> None:
+    """A virtual environment of a peer's own; does nothing where it is ready."""
+    ready = folder / ".ready"
+    wanted = "\n".join(packages)
     if ready.exists() and ready.read_text() == wanted:
-        say(f"{RAY_VENV} is ready")
+        say(f"{folder} is ready")
         return
-    say(f"making {RAY_VENV} with {' '.join(RAY_PACKAGES)}")
-    if not (RAY_VENV / "bin" / "pip").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(RAY_VENV)], check=True)
-    subprocess.run([str(RAY_VENV / "bin" / "pip"), "install", "--quiet", *RAY_PACKAGES], check=True)
+    say(f"making {folder} with {' '.join(packages)}")
+    if not (folder / "bin" / "pip").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", *packages], check=True)
     ready.write_text(wanted)
+
+
+def make_ray_venv() -> None:
+    """Makes `.venvs/ray` (some 1.5 GB, a minute or two)."""
+    make_venv(RAY_VENV, RAY_PACKAGES)
 
 
 def copy_jobs(folder: Path) -> Path:

@@ -4,6 +4,8 @@
 
 A driver that is connected and has everything imported, so that what is measured begins at `fit()`. It reads one JSON
 object a line from stdin (`{"workload", "workers", "out", "name"}`), fits, and answers with one JSON line on stdout.
+`workers` is a count, or `[least, most]` for elastic training; `timeout_s` then bounds a collective, and `look_every_s`
+is how often Ray Train looks whether it can grow.
 """
 
 import json
@@ -54,7 +56,8 @@ def fit(order: dict[str, Any], temp_dir: str) -> None:
     trainer = ray.train.torch.TorchTrainer(
         train_function,
         train_loop_config=order | {"code": str(Path(__file__).parent)},
-        scaling_config=ray.train.ScalingConfig(num_workers=order["workers"]),
+        scaling_config=scaling(order),
+        torch_config=ray.train.torch.TorchConfig(backend="gloo", timeout_s=order.get("timeout_s", 1_800)),
         run_config=ray.train.RunConfig(
             name=order["name"],
             storage_path=f"{temp_dir}/storage",
@@ -63,6 +66,15 @@ def fit(order: dict[str, Any], temp_dir: str) -> None:
         ),
     )
     trainer.fit()
+
+
+def scaling(order: dict[str, Any]) -> ray.train.ScalingConfig:
+    workers = order["workers"]
+    if isinstance(workers, int):
+        return ray.train.ScalingConfig(num_workers=workers)
+    return ray.train.ScalingConfig(
+        num_workers=tuple(workers), elastic_resize_monitor_interval_s=order.get("look_every_s", 60.0)
+    )
 
 
 def main(address: str, temp_dir: str) -> None:

@@ -1,10 +1,14 @@
 """The benchmark's workload under torchrun, as its tutorial on fault tolerance has it: DDP, a snapshot, restarts.
 
-torchrun ... torchrun_job.py OUT WORKLOAD_JSON
+    torchrun ... torchrun_job.py OUT WORKLOAD_JSON [TIMEOUT_S]
+
+TIMEOUT_S: how long a collective may take. torch's own 30 minutes mean that a host which is cut off (no reset comes)
+stops everybody for half an hour.
 """
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from workload import Workload
 
 
-def main(out: Path, workload: Workload) -> None:
-    dist.init_process_group("gloo")
+def main(out: Path, workload: Workload, timeout_s: float = 1_800.0) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     rank = dist.get_rank()
     path = out / "snapshot.pt"
 
@@ -35,4 +39,4 @@ def main(out: Path, workload: Workload) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Workload(**json.loads(sys.argv[2])))
+    main(Path(sys.argv[1]), Workload(**json.loads(sys.argv[2])), *map(float, sys.argv[3:4]))
