@@ -13,6 +13,7 @@ from racimo.agent.protocol import ReadReports, ReportBatch, Usage, UsageReply, W
 from racimo.control import node_calls, present, usage
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
+from racimo.control.examine import Examination
 from racimo.control.exchange import Exchange, Streams
 from racimo.control.log_streams import LogSource
 from racimo.control.loop import Loop
@@ -72,6 +73,7 @@ class Api:
         self._logs = LogSource(carrier, loop)
         self.streams = Streams()
         self._writing_secrets = asyncio.Lock()
+        self._examining = asyncio.Lock()
         self._num_execs = 0
 
     @property
@@ -114,6 +116,17 @@ class Api:
         reply = await self._usage()
         free_memory, free_disk = (reply.free_memory_bytes, reply.free_disk_bytes) if reply else (0, 0)
         await exchange.answer(present.node_views(self.core.state, free_memory, free_disk, self.core.clock.now_s()))
+
+    async def check(self, exchange: Exchange) -> None:
+        """One look at a time: two would measure each other."""
+        async with self._examining:
+            examination = Examination(
+                self._carrier.request, nodes=tuple(self.core.state.nodes.values()),
+                connected=self._carrier.connected_nodes, local_node=self._carrier.local_node,
+                head_versions=own_versions(),
+            )  # fmt: skip
+            view = await examination.run()
+        await exchange.answer(view)
 
     async def drain_node(self, exchange: Exchange) -> None:
         await node_calls.drain(self._loop, exchange)

@@ -10,6 +10,7 @@ from racimo.control.api import Api
 from racimo.control.exchange import Exchange
 from racimo.control.gate import Receive, Scope, Send
 from racimo.control.views import (
+    CheckView,
     ClusterView,
     DownView,
     DrainRequest,
@@ -125,6 +126,10 @@ CALLS: tuple[Call, ...] = (
         summary="Keeps a secret; runs that name it get it as an environment variable.",
     ),
     Call(method="DELETE", path="/v1/secrets/{name}", handler=Api.remove_secret, summary="Forgets a secret."),
+    Call(
+        method="GET", path="/v1/check", handler=Api.check, gives=CheckView,
+        summary="Looks at every node and at the ways between them; takes seconds. Each finding with its cure.",
+    ),
     Call(
         method="POST", path="/v1/nodes/{id}/drain", handler=Api.drain_node, takes=DrainRequest,
         summary="A node gets no new work, and what runs there moves or ends; `undo` takes that back.",

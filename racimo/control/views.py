@@ -90,6 +90,10 @@ class NodeView(_View, frozen=True, kw_only=True):
     """Device index to worker id."""
     free_memory_bytes: int = 0
     free_disk_bytes: int = 0
+    processes: tuple[ProcessUsage, ...] = ()
+    """Ours and the workers, as the node's agent sees them."""
+    warnings: tuple[str, ...] = ()
+    """Such as a zygote that is still importing torch, or that its agent does not answer."""
     silent_s: float = 0.0
     """For how long it has not answered; 0 while it does."""
     drain_left_s: float | None = None
@@ -104,8 +108,12 @@ class ClusterView(_View, frozen=True, kw_only=True):
     address: str
     started_wall_s: float
     num_devices: int
+    """Of all nodes that are up."""
     num_free: int
+    num_nodes: int = 1
+    num_nodes_up: int = 1
     price_per_device_hour: float
+    """Of this machine's devices; other nodes may have their own."""
     num_queued: int
     num_running: int
     num_ended: int
@@ -126,12 +134,23 @@ class LogLine(_View, frozen=True, kw_only=True):
     worker: str
     stream: str
     text: str
+    offset: int = 0
+    """Up to where in that stream this line goes, in bytes: from there a reader goes on. 0: a word of ours."""
 
 
 class OutputView(_View, frozen=True, kw_only=True):
     path: str
     size_bytes: int
     modified_wall_s: float
+    node: str = ""
+    """Where it lies; of several the one of the newest attempt's lowest rank."""
+
+
+class OutputsView(_View, frozen=True, kw_only=True, omit_defaults=False):
+    """`away`: nodes of the run that do not answer; what lies only there is not among `files`."""
+
+    files: tuple[OutputView, ...]
+    away: tuple[str, ...] = ()
 
 
 class SnapshotRequest(_View, frozen=True, kw_only=True):
@@ -149,8 +168,11 @@ class SubmitRequest(_View, frozen=True, kw_only=True):
 
 
 class ReportsView(_View, frozen=True, kw_only=True):
+    """`away`: nodes of the run that do not answer; what was reported only there may be missing."""
+
     next: int
     reports: tuple[Report, ...]
+    away: tuple[str, ...] = ()
 
 
 class OkView(_View, kw_only=True, frozen=True, omit_defaults=False):
@@ -195,3 +217,22 @@ class EndedView(_View, kw_only=True, frozen=True):
     """The last line of `events` of an ended run: its status."""
 
     ended: str
+
+
+class Finding(_View, kw_only=True, frozen=True):
+    """What a look at the cluster found. `verdict`: ok, note (to be known) or wrong (to be cured). `node`: the one it is
+    about; `peer`: the other end of a way between two. `cure` works when pasted where it is a command."""
+
+    about: str
+    node: str = ""
+    peer: str = ""
+    verdict: Literal["ok", "note", "wrong"]
+    found: str
+    cure: str = ""
+
+
+class CheckView(_View, kw_only=True, frozen=True):
+    """`GET /v1/check`. `took_s`: how long all of it took."""
+
+    findings: tuple[Finding, ...]
+    took_s: float

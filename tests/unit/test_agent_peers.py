@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from peer_stage import BIG, Host, hosts, name_of, play
 
 from racimo.agent import arrivals as arriving
 from racimo.agent import peer_server
@@ -14,7 +15,6 @@ from racimo.agent.environments import Environments
 from racimo.agent.neighbours import Neighbours
 from racimo.agent.protocol import FetchReply, FindModules, ModulesReply, ProbePeer, ProbeReply, PutBlobPart
 from racimo.spec.errors import RacimoError
-from tests.unit.peer_stage import BIG, Host, hosts, name_of, play
 
 
 def test_contents_are_fetched_from_another_agent_large_and_small(tmp_path: Path) -> None:

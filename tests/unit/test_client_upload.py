@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from client_stage import Stage
 
 from racimo.client import upload
 from racimo.spec.errors import RacimoError
-from tests.unit.client_stage import Stage
 
 
 def folder(tmp_path: Path, count: int) -> dict[str, bytes]:

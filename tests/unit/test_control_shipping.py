@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peer_stage import BIG, Host, hosts, name_of, play
 
 from racimo.agent.protocol import FetchBlobs, PutBlob, PutBlobPart
 from racimo.control.shipping import Shipping, peer_of
 from racimo.control.snapshots import SnapshotStore
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Node
-from tests.unit.peer_stage import BIG, Host, hosts, name_of, play
 
 
 class Cluster:
