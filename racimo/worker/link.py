@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from racimo.agent.protocol import (
     NewGeneration,
     PleasePause,
     Progress,
+    Reachable,
     Ready,
     Report,
     WorkerContext,
@@ -54,6 +56,11 @@ class Link(Protocol):
 
     def ready(self, message: Ready) -> None: ...
 
+    def on_reachable(self, act: Callable[[Reachable], None]) -> None:
+        """`act` is called, in whatever thread, for each address that this machine gets on the network between nodes;
+        for the newest at once if there is one."""
+        ...
+
     def progress(self, message: Progress) -> None: ...
 
     def tell(self, message: Report | CheckpointSaved) -> None: ...
@@ -70,6 +77,8 @@ class AgentLink:
         self._hello = WorkerHello(worker=context.worker, pid=os.getpid())
         self._path = context.agent_socket
         self._newest: NewGeneration | None = None
+        self._reachable: Reachable | None = None
+        self._on_reachable: Callable[[Reachable], None] | None = None
         self._lock = threading.Lock()
         self._ready: Ready | None = None
         self._progress: Progress | None = None
@@ -94,6 +103,13 @@ class AgentLink:
         with self._lock:
             self._ready = message
         self._go()
+
+    def on_reachable(self, act: Callable[[Reachable], None]) -> None:
+        with self._lock:
+            self._on_reachable = act
+            known = self._reachable
+        if known is not None:
+            act(known)
 
     def progress(self, message: Progress) -> None:
         """The newest one goes out, at most every `PROGRESS_EVERY_S`; the thread is woken no more often than that."""
@@ -193,10 +209,18 @@ class AgentLink:
     def _take(self, frame: bytes) -> None:
         message = _decode(frame)
         if isinstance(message, NewGeneration):
-            if self._newest is None or message.number > self._newest.number:
+            known = self._newest
+            # The same number again: a member of it can be reached at another address meanwhile.
+            moved = known is not None and message.number == known.number and message.members != known.members
+            if known is None or message.number > known.number or moved:
                 self._newest = message
         elif isinstance(message, PleasePause):
             self.pause_requested = True
+        elif isinstance(message, Reachable):
+            with self._lock:
+                changed, self._reachable, act = message != self._reachable, message, self._on_reachable
+            if changed and act is not None:
+                act(message)
         # PleaseLeave asks for nothing: the next generation will be without this worker.
         os.eventfd_write(self.wake_fd, 1)
 
@@ -216,6 +240,9 @@ class NoLink:
         _clear(self.wake_fd)
 
     def ready(self, message: Ready) -> None:
+        pass
+
+    def on_reachable(self, act: Callable[[Reachable], None]) -> None:
         pass
 
     def progress(self, message: Progress) -> None:

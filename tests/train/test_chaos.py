@@ -45,7 +45,7 @@ def wait_for_something(workers: TinyCluster, step: int, num_ended: int) -> None:
     workers.pump(lambda: workers.committed >= step or len(workers.outcomes) > num_ended)
 
 
-def survive(cluster: Make, home: Path, seed: int, until: int) -> set[str]:
+def survive(cluster: Make, home: Path, seed: int, until: int, nodes: str = "") -> set[str]:
     rng = random.Random(seed)
     number = 1
     for attempt in range(1, 20):
@@ -55,6 +55,7 @@ def survive(cluster: Make, home: Path, seed: int, until: int) -> set[str]:
             first_generation=number,
             faults=seeded_faults(rng) if attempt < 6 else (),
             checkpoint=CheckpointSpec(every="10 steps"),
+            nodes=nodes,
         )
         drive(workers, rng)
         number = workers.next_generation
@@ -80,6 +81,13 @@ def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_seeded_storm_leaves_no_mark(cluster: Make, home: Path, undisturbed_long: str, seed: int) -> None:
     assert survive(cluster, home, seed, UNTIL) == {undisturbed_long}, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(10, "abc"), (11, "aab"), (12, "ababa")])
+def test_a_storm_over_several_machines_leaves_no_mark(
+    cluster: Make, home: Path, undisturbed_long: str, seed: int, nodes: str
+) -> None:
+    assert survive(cluster, home, seed, UNTIL, nodes) == {undisturbed_long}, f"seed {seed}"
 
 
 @pytest.mark.soak

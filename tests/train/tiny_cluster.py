@@ -27,6 +27,7 @@ from racimo.agent.protocol import (
     NewGeneration,
     PleasePause,
     Progress,
+    Reachable,
     Ready,
     Report,
     WorkerContext,
@@ -69,7 +70,10 @@ class Child:
 
 
 class TinyCluster:
-    """One attempt of one run. `program(run_config)` is the user's training function."""
+    """One attempt of one run. `program(run_config)` is the user's training function.
+
+    `nodes`: a letter for each worker, in turn, says on which node it believes to be; between nodes they speak TCP.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class TinyCluster:
         faults: tuple[Fault, ...] = (),
         replace: bool = False,
         first_generation: int = 1,
+        nodes: str = "",
     ) -> None:
         self.home = home
         self.output_dir = home / "outputs"
@@ -99,6 +104,7 @@ class TinyCluster:
         self._attempt = attempt
         self._faults = faults
         self._replace = replace
+        self._nodes = nodes
         self._number = first_generation
         self._next_index = 0
         self._announcing = True
@@ -156,9 +162,13 @@ class TinyCluster:
             child = self.children[int(message.worker.rsplit("/", 1)[1])]
             child.connection = connection
             owner.append(child)
+            if self._nodes:
+                self._send(child, self._reachable(child.index))
             if self.generations:
                 self._send(child, self.generations[-1])
         elif isinstance(message, Ready):
+            if self._nodes and "tcp:" not in message.address:
+                return  # it does not yet listen to others
             owner[0].ready = message
             self._announce()
         elif isinstance(message, Progress):
@@ -227,6 +237,14 @@ class TinyCluster:
     def committed(self) -> int:
         return max((child.progress.step for child in self.children.values() if child.progress), default=0)
 
+    def _node(self, index: int) -> str:
+        return self._nodes[index % len(self._nodes)] if self._nodes else "n1"
+
+    def _reachable(self, index: int) -> Reachable:
+        node = self._node(index)
+        address = f"127.0.0.{1 + ord(node) % 100}"
+        return Reachable(node=node, address=address, ports=(0, 0), key=f"mesh run/{self._attempt}".encode())
+
     def _name(self, index: int) -> str:
         return f"run/{self._attempt}/{index}"
 
@@ -255,7 +273,7 @@ class TinyCluster:
             output_dir=str(self.output_dir),
             checkpoint=self._checkpoint,
             agent_socket=str(self.home / "agent.sock"),
-            node="n1",
+            node=self._node(index),
             host="here",
         )
         (folder / "worker.json").write_bytes(msgspec.json.encode(context))

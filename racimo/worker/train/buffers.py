@@ -7,7 +7,7 @@ so only those in use cost memory.
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy
@@ -55,11 +55,21 @@ class Layout:
         """Private memory of one slot's layout."""
         return [torch.zeros(section.num_elements, dtype=section.dtype, device=device) for section in self.sections]
 
-    def bounds(self, section: Section, rank: int, num_ranks: int) -> tuple[int, int]:
-        """The elements of a section that `rank` sums; cut at cache lines."""
+    def bounds(self, section: Section, position: int, num_parts: int) -> tuple[int, int]:
+        """The elements of a section in the `position`th part; cut at cache lines."""
         align = _ALIGN_BYTES // section.dtype.itemsize
         lines = section.num_elements // align
-        return lines * rank // num_ranks * align, lines * (rank + 1) // num_ranks * align
+        return lines * position // num_parts * align, lines * (position + 1) // num_parts * align
+
+    def part(self, flats: Sequence[torch.Tensor], position: int, num_parts: int) -> list[torch.Tensor]:
+        """Of every section of a slot the elements in the `position`th part."""
+        bounds = (self.bounds(section, position, num_parts) for section in self.sections)
+        return [flat[low:high] for flat, (low, high) in zip(flats, bounds, strict=True)]
+
+
+def raw(tensors: Iterable[torch.Tensor]) -> list[memoryview]:
+    """The bytes of flat tensors, to be sent from or received into."""
+    return [memoryview(t.view(torch.uint8).numpy()) for t in tensors if t.numel()]  # type: ignore[arg-type]
 
 
 class Arena:

@@ -3,7 +3,7 @@
 They go with a contribution to a step, thus cost no wait of their own, and before parting in a round of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -23,17 +23,17 @@ def model_checksum(model: torch.nn.Module, exact: bool) -> int:
     return checksum(tensors)
 
 
-def compare(sums: Sequence[int | None], mesh: Mesh, step: int) -> None:
+def compare(sums: Mapping[int, int | None], mesh: Mesh, step: int) -> None:
     """Raises `workers-diverged` with the ranks that differ from most. None: that rank gave no sum."""
-    given = [value for value in sums if value is not None]
+    given = [value for value in sums.values() if value is not None]
     if len(set(given)) <= 1:
         return
     usual = max(set(given), key=lambda value: (given.count(value), -given.index(value)))
-    others = [rank for rank, value in enumerate(sums) if value not in (None, usual)]
+    others = [rank for rank, value in sums.items() if value not in (None, usual)]
     names = ", ".join(f"rank {rank} ({mesh.members[rank]})" for rank in others)
     raise RacimoError(
         "workers-diverged",
-        f"after step {step} the parameters of {names} differ from those of the other {mesh.size - len(others)} workers",
+        f"after step {step} the parameters of {names} differ from those of the other {len(sums) - len(others)} workers",
         "something changes the model differently per worker: unseeded randomness, code that asks for the rank, or a "
         "schedule or the like that is missing in run.steps(..., state={...}) and begins anew in a worker that joins",
     )
@@ -57,4 +57,4 @@ def compare_before_parting(
         lambda: waiting(tuple(mesh.peers[rank].index for rank in missing())),
         lambda: switchboard.refuse_leavers(mine.step - 1),
     )
-    compare([mine.checksum if rank == mesh.rank else found.get(rank) for rank in range(mesh.size)], mesh, mine.step)
+    compare({mesh.rank: mine.checksum, **found}, mesh, mine.step)

@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from racimo.agent.protocol import Ready
+from racimo.agent.protocol import Reachable, Ready
 from racimo.spec.errors import RacimoError
 from racimo.worker.context import WorkerLeaving
 from racimo.worker.link import Link
 from racimo.worker.train import faults, seeds
+from racimo.worker.train.address import Address
 from racimo.worker.train.batches import Batch, Batches, Feeder, Key
 from racimo.worker.train.buffers import Store
 from racimo.worker.train.checkpoint import Manifest, resume
@@ -18,6 +19,7 @@ from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.guards import Buffers, Trainable, Updates
 from racimo.worker.train.ledger import Ledger
+from racimo.worker.train.meeting import Meeting
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Compared, Contribution, Done, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
@@ -55,6 +57,7 @@ class Crew:
         worker: str,
         link: Link,
         listener_path: Path | None,
+        node: str,
         trained: Trained,
         plan: Plan,
         telemetry: Telemetry,
@@ -81,7 +84,8 @@ class Crew:
         self._ledger = Ledger(self._store, [name for name, _ in named], plan.exact)
         listener = Listener(listener_path, self._store.layout) if listener_path is not None else None
         self._listener = listener
-        self._switchboard = Switchboard(worker, self._store.arena, self._store.layout, link, listener)
+        self._switchboard = Switchboard(worker, self._store.arena, link, listener)
+        self._meeting = Meeting(self._switchboard, self._store.arena, self._store.layout, self._store.num_slots, node)
         self._feeder = Feeder(plan.batches, self._upcoming)
         self._telemetry = telemetry
         self._saver = saver
@@ -98,9 +102,24 @@ class Crew:
     def enter(self) -> None:
         self._outside = seeds.capture()
         self._updates.open()
-        address = str(self._listener.path) if self._listener is not None else ""
-        self.link.ready(Ready(address=address, micro_shards=self.identity.micro_shards, numerics=self.numerics))
+        self._be_ready(Address(str(self._listener.path) if self._listener is not None else ""))
+        self.link.on_reachable(self._listen_to_others)
         self._telemetry.phase("wait")
+
+    def _be_ready(self, address: Address) -> None:
+        ready = Ready(address=str(address), micro_shards=self.identity.micro_shards, numerics=self.numerics)
+        self.link.ready(ready)
+
+    def _listen_to_others(self, reachable: Reachable) -> None:
+        """For workers on other machines. In the link's thread: whoever computes now is to be found already."""
+        assert self._listener is not None
+        try:
+            port = self._switchboard.courier.listen(reachable.address, reachable.ports, reachable.key)
+        except OSError as error:
+            first, last = reachable.ports
+            say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
+            return
+        self._be_ready(Address(str(self._listener.path), reachable.address, port, reachable.node))
 
     def boundary(self) -> bool:
         """Between two steps, where the state is that of exactly `step` commits. False if there is no further step."""
@@ -126,7 +145,7 @@ class Crew:
         """The loop is over. If it was left early, peers are told, and see the rest by how this process ends."""
         self._last_seat = self.seat
         if finished:
-            self._switchboard.abandon()
+            self._switchboard.close()
             self._telemetry.phase("done")
         else:
             if not self.fresh:  # who never trained along only ends, and nobody counts on it
@@ -186,6 +205,7 @@ class Crew:
                 raise Regroup
 
         self._switchboard.send(Done(step=self.step))
+        self._switchboard.flush()
         faults.point("parting", self.step)
         self._switchboard.wait(
             lambda: all(peer.done or (peer.gone and peer.rank != 0) for peer in peers),
@@ -272,6 +292,7 @@ class Crew:
         mine = Contribution(
             step=self.step,
             holdings=self._ledger.holdings(),
+            active=mesh.active,
             pause=self.link.pause_requested,
             save=mesh.rank == 0 and self._saver.due(self.step + 1),
             checksum=self._checksum() if checked and mesh.size > 1 else None,
@@ -312,7 +333,7 @@ class Crew:
             try:
                 if mesh is None or self._switchboard.outdated:
                     self._telemetry.phase("wait")
-                    mesh = self._switchboard.next_mesh(self._wait_for)
+                    mesh = self._meeting.next_mesh(self._wait_for)
                 self._switchboard.refuse_leavers(self.step - 1 if self.step >= self.until else self.step)
                 return settle(self._switchboard, mesh, self._store, self._ledger, self, self._wait_for)
             except Regroup:
@@ -323,6 +344,7 @@ class Crew:
         self._telemetry.phase(
             "exchange" if mesh is not None and mesh.settled else "wait",
             waits_for=indices,
+            unreachable=self._switchboard.unreachable,
             generation=mesh.number if mesh is not None else None,
         )
 

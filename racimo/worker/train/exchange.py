@@ -1,18 +1,20 @@
 """The exchange at the end of a step: everybody's blocks become one gradient, in the order of the tree.
 
-Two rounds. *Contribute*: each member says where its blocks lie. Once all have, each sums its part of all blocks of
-all members straight from their shared memory, in tree order, into its own reduced slot, and says *summed*. Once all
-have, each copies the other parts. See docs/training.md for why nothing is overwritten too early.
+Two rounds. *Contribute*: each member says where its blocks lie, and sends to those on other machines the part that they
+sum. Once all have, each sums its part of all blocks of all members, straight from their memory or what they sent, in
+tree order, into its own reduced slot, and says *summed*; to other machines it sends them. Once all have, each copies
+the other parts. See docs/training.md for why nothing is overwritten too early.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import faults
-from racimo.worker.train.buffers import REDUCED_SLOT, Store
+from racimo.worker.train.buffers import REDUCED_SLOT, Arena, Store, raw
 from racimo.worker.train.compare import compare
+from racimo.worker.train.landing import blocks_part
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Holding, Outcome, Summed
 from racimo.worker.train.tree import FAST_LEVEL, Sum, Tree, chain, evaluate
@@ -38,16 +40,18 @@ def exchange(
     Raises `Regroup` if the generation ends before; then nothing of the step is lost that I hold.
     """
     mesh = switchboard.mesh
-    assert mesh is not None and mesh.settled
-    step = mine.step
+    assert mesh is not None and mesh.settled and not mesh.trails
+    step, others = mine.step, mesh.others
     for holding in mine.holdings:
         store.publish(holding.slot)
     store.arena.serving = mesh.number
-    switchboard.send(mine)
+    switchboard.courier.in_exchange = True
+    switchboard.send(mine, others, payload=lambda rank: _blocks_for(store, mesh, mine.holdings, rank))
     faults.point("contributed", step)
-    theirs = switchboard.collect(Contribution, lambda packet: packet.step == step, waiting, step)
-    contributions = [mine if rank == mesh.rank else theirs[rank] for rank in range(mesh.size)]
-    compare([contribution.checksum for contribution in contributions], mesh, step)
+    theirs = switchboard.collect(Contribution, lambda packet: packet.step == step, waiting, step, others)
+    contributions = {rank: mine if rank == mesh.rank else theirs[rank] for rank in mesh.active}
+    assert all(given.active == mesh.active for given in contributions.values())
+    compare({rank: given.checksum for rank, given in contributions.items()}, mesh, step)
     # All have committed the step before, so nobody needs its gradient from me any more.
     store.arena.reduced_step = 0
     expression, outcome = _combine(contributions, tree, mesh)
@@ -60,18 +64,33 @@ def exchange(
     _sum_my_part(store, mesh, expression, outcome.weight / nominal_weight)
     faults.point("summing", step)
     _check_serving(mesh)
-    switchboard.send(Summed(step=step))
-    switchboard.collect(Summed, lambda packet: packet.step == step, waiting, step)
+    switchboard.send(
+        Summed(step=step, active=mesh.active),
+        others,
+        payload=lambda _: raw(_part_of(store.arena, store, mesh, mesh.rank)),
+    )
+    switchboard.collect(Summed, lambda packet: packet.step == step, waiting, step, others)
     faults.point("summed", step)
-    _copy_other_parts(store, mesh)
+    for rank in others:
+        _copy_part(store, mesh, rank)
     _check_serving(mesh)
     store.arena.reduced_step = step + 1
+    switchboard.courier.in_exchange = False
     return outcome
 
 
-def _combine(contributions: Sequence[Contribution], tree: Tree, mesh: Mesh) -> tuple[Expression, Outcome]:
+def _blocks_for(store: Store, mesh: Mesh, holdings: Sequence[Holding], rank: int) -> list[memoryview]:
+    return blocks_part(store.layout, store.arena, holdings, mesh.active.index(rank), len(mesh.active))
+
+
+def _part_of(arena: Arena, store: Store, mesh: Mesh, rank: int) -> list[torch.Tensor]:
+    """The part of the gradient that `rank` sums, in the reduced slot of this arena."""
+    return store.layout.part(arena.flats(REDUCED_SLOT), mesh.active.index(rank), len(mesh.active))
+
+
+def _combine(contributions: Mapping[int, Contribution], tree: Tree, mesh: Mesh) -> tuple[Expression, Outcome]:
     held: dict[tuple[int, int], tuple[int, Holding]] = {}
-    for rank, contribution in enumerate(contributions):
+    for rank, contribution in contributions.items():
         for holding in contribution.holdings:
             index = rank if holding.level == FAST_LEVEL else holding.index
             held[holding.level, index] = rank, holding
@@ -88,18 +107,19 @@ def _combine(contributions: Sequence[Contribution], tree: Tree, mesh: Mesh) -> t
     for _, holding in held.values():
         used = bytearray(a | b for a, b in zip(used, holding.used, strict=True))
     outcome = Outcome(
-        step=contributions[0].step + 1,
+        step=contributions[mesh.rank].step + 1,
         generation=mesh.number,
         weight=weight,
         loss=weighted_loss / weight if weight else float("nan"),
         num_samples=sum(holding.num_samples for _, holding in held.values()),
         used=bytes(used),
-        pause=any(contribution.pause for contribution in contributions),
-        save=any(contribution.save for contribution in contributions),
+        pause=any(given.pause for given in contributions.values()),
+        save=any(given.save for given in contributions.values()),
         contributions={
             mesh.members[rank].rsplit("/", 1)[1]: tuple(sorted(leaf for h in given.holdings for leaf in h.leaves))
-            for rank, given in enumerate(contributions)
+            for rank, given in contributions.items()
         },
+        enters=contributions[mesh.lead].enters,
     )
     return sources, outcome
 
@@ -110,7 +130,7 @@ def _sum_my_part(store: Store, mesh: Mesh, expression: Expression, divisor: floa
         for rank, slot in _sources(expression)
     }
     for number, section in enumerate(store.layout.sections):
-        low, high = store.layout.bounds(section, mesh.rank, mesh.size)
+        low, high = store.layout.bounds(section, mesh.active.index(mesh.rank), len(mesh.active))
         piece = _PIECE_BYTES // section.dtype.itemsize
         scratch = [torch.empty(piece, dtype=section.dtype) for _ in range(_depth(expression))]
         reduced = store.arena.flats(REDUCED_SLOT)[number]
@@ -147,19 +167,17 @@ def _sources(expression: Expression) -> list[Source]:
     return [expression]
 
 
-def _copy_other_parts(store: Store, mesh: Mesh) -> None:
-    mine = store.arena.flats(REDUCED_SLOT)
-    for rank, peer in mesh.peers.items():
-        theirs = peer.arena.flats(REDUCED_SLOT)
-        for number, section in enumerate(store.layout.sections):
-            low, high = store.layout.bounds(section, rank, mesh.size)
-            mine[number][low:high].copy_(theirs[number][low:high])
+def _copy_part(store: Store, mesh: Mesh, rank: int) -> None:
+    theirs = _part_of(mesh.peers[rank].arena, store, mesh, rank)
+    for mine, summed in zip(_part_of(store.arena, store, mesh, rank), theirs, strict=True):
+        mine.copy_(summed)
 
 
 def _check_serving(mesh: Mesh) -> None:
     """A peer that has gone on to a newer generation may have changed what I just read: then it does not count.
 
     Its word was cleared before its blocks changed, and is read after them (both in program order, which x86 keeps for
-    stores and for loads; elsewhere the packets in between are barriers)."""
-    if any(peer.arena.serving != mesh.number for peer in mesh.peers.values()):
+    stores and for loads; elsewhere the packets in between are barriers). What came from another machine is a copy."""
+    peers = [mesh.peers[rank] for rank in mesh.others]
+    if any(peer.arena.serving != mesh.number for peer in peers if not peer.remote):
         raise Regroup

@@ -1,4 +1,7 @@
-"""What the members of a generation say to each other. One message is one packet of a `SOCK_SEQPACKET` socket."""
+"""What the members of a generation say to each other.
+
+On one machine a message is one packet of a `SOCK_SEQPACKET` socket, perhaps with a descriptor; between machines a frame
+of a TCP connection, perhaps with a payload behind it (`stream.py`)."""
 
 import msgspec
 
@@ -49,6 +52,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Worker index (as text) to the micro-shards that it contributed."""
     save: bool = False
     """A checkpoint is taken after this step; all send a checksum of that state with the next."""
+    enters: tuple[int, ...] = ()
+    """Ranks of that generation that have caught up: from the next step on they compute and sum like all others."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +72,16 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Declare(_Packet, frozen=True, kw_only=True):
     """Where the sender stands when a generation begins. `step`: steps committed; `fresh`: it has no state yet.
 
-    `last` describes the gradient of the step before, which the sender still holds."""
+    `last` describes the gradient of the step before, which the sender still holds. `untouched`: nothing was done yet
+    with the state it has. `reaches`: the step to which one that trails can bring itself, else -1.
+    `shelf`: the newest step of which a fresh one has a checkpoint; -1 if none."""
 
     round: int
     step: int
     fresh: bool
+    untouched: bool = False
+    reaches: int = -1
+    shelf: int = -1
     identity: Identity
     numerics: str
     holdings: tuple[Holding, ...] = ()
@@ -82,27 +92,68 @@ class Declare(_Packet, frozen=True, kw_only=True):
 
 
 class Contribution(_Packet, frozen=True, kw_only=True):
-    """The sender's blocks of this step are complete and stay untouched until every member has sent `Summed`."""
+    """The sender's blocks of this step are complete and stay untouched until every member has sent `Summed`.
+
+    `active`: the ranks that sum a part each. Between machines the receiver's part of every block follows."""
 
     step: int
     holdings: tuple[Holding, ...]
+    active: tuple[int, ...]
     pause: bool = False
     save: bool = False
     checksum: int | None = None
+    enters: tuple[int, ...] = ()
 
 
 class Summed(_Packet, frozen=True, kw_only=True):
-    """The sender's part of the gradient is in its `reduced` slot, to be copied."""
+    """The sender's part of the gradient is in its `reduced` slot, to be copied; between machines it follows."""
+
+    step: int
+    active: tuple[int, ...]
+
+
+class Gradient(_Packet, frozen=True, kw_only=True):
+    """The whole reduced gradient, which follows, for one on another machine that is a commit behind."""
+
+    step: int
+
+
+class Reduced(_Packet, frozen=True, kw_only=True):
+    """The sender's part, the `position`th of `num_parts`, of a step's gradient, for one that trails. It follows, or
+    lies in the memfd that comes along. One of the senders says the `outcome`."""
+
+    step: int
+    position: int
+    num_parts: int
+    outcome: Outcome | None = None
+
+
+class Near(_Packet, frozen=True, kw_only=True):
+    """One that trails has caught up but for a step or so: it may be counted on."""
+
+    step: int
+
+
+class Again(_Packet, frozen=True, kw_only=True):
+    """One that trails has lost the thread and needs the state anew."""
 
     step: int
 
 
 class StateOffer(_Packet, frozen=True, kw_only=True):
-    """The whole training state in the memfd that comes with it: `head_bytes` of pickle, then tensors."""
+    """The whole training state in the memfd that comes with it: `head_bytes` of pickle, then tensors. Between machines
+    it follows in `Piece`s."""
 
     step: int
     head_bytes: int
     size_bytes: int
+    last: Outcome | None = None
+
+
+class Piece(_Packet, frozen=True, kw_only=True):
+    """Some of the state that was offered last, from `offset` on."""
+
+    offset: int
 
 
 class Compared(_Packet, frozen=True, kw_only=True):
@@ -124,7 +175,10 @@ class Left(_Packet, frozen=True, kw_only=True):
     step: int
 
 
-Packet = Hello | Declare | Contribution | Summed | StateOffer | Compared | Done | Left
+Packet = (
+    Hello | Declare | Contribution | Summed | Gradient | Reduced | Near | Again | StateOffer | Piece
+    | Compared | Done | Left
+)  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Packet).decode

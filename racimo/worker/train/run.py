@@ -136,6 +136,7 @@ class Run:
             worker=worker,
             link=self._link,
             listener_path=_listener_path(context) if context else None,
+            node=context.node if context else "",
             trained=trained,
             plan=plan,
             telemetry=Telemetry(worker, self._link, context.directory if context else "", plan.until),

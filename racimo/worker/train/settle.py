@@ -13,10 +13,10 @@ import msgspec
 
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import faults
-from racimo.worker.train.buffers import REDUCED_SLOT, Store
+from racimo.worker.train.buffers import REDUCED_SLOT, Store, raw
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
-from racimo.worker.train.messages import Declare, Holding, Identity, Outcome, StateOffer
+from racimo.worker.train.messages import Declare, Gradient, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.tree import FAST_LEVEL, Block, Tree, assign
 
 Waiting = Callable[[tuple[int, ...]], None]
@@ -115,8 +115,11 @@ def settle(
                 if mesh.rank == 0:
                     standing.restore()
             case CatchUp(source, ranks):
+                if mesh.rank == source:
+                    far = [rank for rank in ranks if mesh.peers[rank].remote]
+                    _give_gradient(switchboard, store, far, standing.step)
                 if mesh.rank in ranks:
-                    _take_gradient(store, mesh, source, declarations[source], standing)
+                    _take_gradient(switchboard, store, mesh, source, declarations[source], standing, waiting)
                     return None
             case CopyState(source, ranks):
                 _copy_state(switchboard, mesh, source, ranks, standing, waiting)
@@ -125,6 +128,7 @@ def settle(
                     standing.last = declarations[source].last
             case Go():
                 mesh.settled = True
+                mesh.active = tuple(range(mesh.size))
                 return [declaration.holdings for declaration in declarations]
 
 
@@ -170,12 +174,27 @@ def difference(ours: Identity, theirs: Identity) -> str:
     )
 
 
-def _take_gradient(store: Store, mesh: Mesh, source: int, declared: Declare, standing: Standing) -> None:
+def _give_gradient(switchboard: Switchboard, store: Store, ranks: Sequence[int], step: int) -> None:
+    whole = raw(store.arena.flats(REDUCED_SLOT))
+    switchboard.send(Gradient(step=step), ranks, payload=lambda _: whole)
+
+
+def _take_gradient(
+    switchboard: Switchboard,
+    store: Store,
+    mesh: Mesh,
+    source: int,
+    declared: Declare,
+    standing: Standing,
+    waiting: Waiting,
+) -> None:
     assert declared.last is not None and declared.last.step == standing.step + 1
-    arena = mesh.peers[source].arena
-    for mine, theirs in zip(store.arena.flats(REDUCED_SLOT), arena.flats(REDUCED_SLOT), strict=True):
+    peer = mesh.peers[source]
+    if peer.remote:
+        switchboard.receive_from(source, Gradient, waiting)
+    for mine, theirs in zip(store.arena.flats(REDUCED_SLOT), peer.arena.flats(REDUCED_SLOT), strict=True):
         mine.copy_(theirs)
-    if arena.reduced_step != standing.step + 1:
+    if not peer.remote and peer.arena.reduced_step != standing.step + 1:
         raise Regroup
     faults.point("took-gradient", standing.step)
     store.arena.reduced_step = standing.step + 1
@@ -192,7 +211,7 @@ def _copy_state(
 ) -> None:
     if mesh.rank == source:
         offer, fd = standing.offer_state()
-        switchboard.send(offer, list(ranks), fd)
+        switchboard.send_state(offer, fd, ranks)
         faults.point("offered-state", standing.step)
     elif mesh.rank in ranks:
         offer, fd = switchboard.receive_from(source, StateOffer, waiting)

@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import TextIO
 
@@ -43,7 +44,14 @@ class Telemetry:
         self._samples = 0
         self._tokens: float | None = None
 
-    def phase(self, name: str, *, waits_for: tuple[int, ...] = (), generation: int | None = None) -> None:
+    def phase(
+        self,
+        name: str,
+        *,
+        waits_for: tuple[int, ...] = (),
+        unreachable: Collection[int] = (),
+        generation: int | None = None,
+    ) -> None:
         """A change of phase, or of whom it waits for. Cheap: the link sends the newest, a few times a second."""
         self._phase_number += 1
         if generation is not None:
@@ -58,6 +66,7 @@ class Telemetry:
                 phase=name,
                 phase_number=self._phase_number,
                 waits_for=waits_for,
+                unreachable=tuple(index for index in waits_for if index in unreachable),
                 loss=self._loss,
                 step_s=step_s,
                 samples_per_s=self._samples / step_s if step_s else None,

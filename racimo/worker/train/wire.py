@@ -1,6 +1,6 @@
-"""Connections between workers of one machine: Unix sockets that carry packets and file descriptors.
+"""Peers, and the connections between those of one machine: Unix sockets that carry packets and file descriptors.
 
-Peers are processes of the same user: the listening socket lies in a private folder and the kernel says who connects
+Those are processes of the same user: the listening socket lies in a private folder and the kernel says who connects
 (SO_PEERCRED). One packet of a `SOCK_SEQPACKET` socket is one message.
 """
 
@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from racimo.state.nouns import parse_worker_id
 from racimo.worker.children import close_in_children, drop
 from racimo.worker.train.buffers import Arena, Layout
 from racimo.worker.train.messages import MAX_PACKET_BYTES, Hello, Packet, decode
+from racimo.worker.train.stream import Channel
 
 _BACKLOG = 256
 _MAX_FDS = 1
@@ -24,23 +26,35 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Peer:
-    """Another member. `inbox` holds what it said and nobody has taken yet."""
+    """Another member. `inbox` holds what it said and nobody has taken yet, with what came along (a descriptor, memory).
 
-    def __init__(self, rank: int, worker: str, connection: socket.socket, arena: Arena) -> None:
+    On this machine it has a `connection`, and its arena is its own memory; on another a `channel`, and its arena is a
+    place here where the parts of its blocks are received."""
+
+    def __init__(
+        self, rank: int, worker: str, arena: Arena, connection: socket.socket | None, channel: Channel | None = None
+    ) -> None:
         self.rank = rank
         self.worker = worker
-        self.connection = connection
         self.arena = arena
-        self.inbox: list[tuple[Packet, int | None]] = []
+        self.connection = connection
+        self.channel = channel
+        self.inbox: list[tuple[Packet, Any]] = []
         self.gone = False
         self.done = False
 
+    @property
+    def remote(self) -> bool:
+        return self.channel is not None
+
     def close(self) -> None:
-        drop(self.connection)
+        """What belongs to a channel is the courier's to close."""
+        if self.connection is not None:
+            drop(self.connection)
         self.arena.close()
-        for _, fd in self.inbox:
-            if fd is not None:
-                os.close(fd)
+        for _, extra in self.inbox:
+            if isinstance(extra, int):
+                os.close(extra)
 
     @property
     def index(self) -> int:
@@ -91,6 +105,7 @@ class Listener:
             os.close(fd)
             drop(ready)
             raise other_model(packet.worker, packet.slot_bytes, self._layout.slot_bytes)
+        self._forget(packet.generation, packet.worker)
         self._parked[packet.generation, packet.worker] = ready, Arena(self._layout, fd)
 
     def take(self, generation: int, worker: str) -> tuple[socket.socket, Arena] | None:
@@ -98,7 +113,11 @@ class Listener:
 
     def forget_before(self, generation: int) -> None:
         for key in [key for key in self._parked if key[0] < generation]:
-            connection, arena = self._parked.pop(key)
+            self._forget(*key)
+
+    def _forget(self, generation: int, worker: str) -> None:
+        if parked := self._parked.pop((generation, worker), None):
+            connection, arena = parked
             drop(connection)
             arena.close()
 
