@@ -6,7 +6,7 @@ other share no run while that is news.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -81,34 +81,35 @@ class Pool:
 
     def choose(self, ask: Ask, num_workers: int) -> list[tuple[Group, int]]:
         """How many of up to `num_workers` workers go where. Takes nothing yet."""
-        fits = {
-            group: len(found) // ask.per_worker
-            for group, found in self._groups.items()
-            if ask.wants(group[1]) and len(found) >= ask.per_worker
-        }
-        chosen: list[tuple[Group, int]] = []
+        chosen: dict[Group, int] = {}
         used = set(ask.home)
-        at_home = sorted(group for group in fits if group[0] in used)
-        while num_workers > 0 and fits:
-            group = at_home.pop(0) if at_home else self._best(fits, num_workers, used)
+        at_home = [(node, kind) for node in sorted(used) for kind in sorted(self._sizes) if ask.wants(kind)]
+        at_home = [group for group in at_home if len(self._groups.get(group, ())) >= ask.per_worker]
+        while num_workers > 0:
+            group = at_home.pop(0) if at_home else self._best(ask, num_workers, chosen, used)
             if group is None:
                 break
-            count = min(fits.pop(group), num_workers)
-            chosen.append((group, count))
+            chosen[group] = min(len(self._groups[group]) // ask.per_worker, num_workers)
             used.add(group[0])
-            num_workers -= count
-        return chosen
+            num_workers -= chosen[group]
+        return list(chosen.items())
 
-    def _best(self, fits: Mapping[Group, int], num_workers: int, used: Collection[str]) -> Group | None:
+    def _best(self, ask: Ask, num_workers: int, chosen: Collection[Group], used: Collection[str]) -> Group | None:
         """The tightest group with room for all, else the largest; none that the nodes in use do not reach."""
         strangers = set().union(*(self._apart.get(node, ()) for node in used)) if self._apart else set()
-        best: tuple[tuple[bool, int, Group], Group] | None = None
-        for group, room in fits.items():
-            if group[0] not in strangers:
-                key = (room < num_workers, room if room >= num_workers else -room, group)
-                if best is None or key < best[0]:
-                    best = (key, group)
-        return None if best is None else best[1]
+        ranked: list[tuple[bool, int, int, str]] = []
+        for kind, sizes in self._sizes.items():
+            for size, nodes in sizes.items():
+                room = size // ask.per_worker
+                if room and nodes and ask.wants(kind):
+                    whole = room >= num_workers
+                    ranked.append((not whole, room if whole else -room, size if whole else -size, kind))
+        for _, _, size, kind in sorted(ranked):
+            nodes = self._sizes[kind][abs(size)]
+            name = min((node for node in nodes if node not in strangers and (node, kind) not in chosen), default=None)
+            if name is not None:
+                return name, kind
+        return None
 
     def take(self, ask: Ask, chosen: list[tuple[Group, int]], first_index: int) -> tuple[Placement, ...]:
         """Placements for what `choose` found, from the worker's index `first_index` on."""
@@ -123,8 +124,18 @@ class Pool:
             for (_, per_worker), by_kind in self._rooms.items():
                 if group[1] in by_kind:
                     by_kind[group[1]] += len(left) // per_worker - len(found) // per_worker
+            self._sizes[group[1]][len(found)].discard(group[0])
+            self._sizes[group[1]].setdefault(len(left), set()).add(group[0])
             self._groups[group] = left
         return tuple(placements)
+
+    @cached_property
+    def _sizes(self) -> dict[str, dict[int, set[str]]]:
+        """Nodes by kind and number of devices."""
+        sizes: dict[str, dict[int, set[str]]] = {}
+        for (node, kind), found in self._groups.items():
+            sizes.setdefault(kind, {}).setdefault(len(found), set()).add(node)
+        return sizes
 
     def _room(self, ask: Ask) -> dict[str, int]:
         key = (ask.kind, ask.per_worker)
@@ -169,9 +180,9 @@ def can_never_fit(state: State, spec: RunSpec, num_workers: int) -> Reason | Non
     if not state.nodes:
         return None
     ask = ask_of_spec(spec)
-    pool = Pool.whole(state)
-    total, needed = pool.count(ask), num_workers * ask.per_worker
-    if pool.room(ask) < num_workers:
+    if not _has_room(state, ask, num_workers):
+        pool = Pool.whole(state)
+        total, needed = pool.count(ask), num_workers * ask.per_worker
         largest = pool.largest(ask)
         counts: dict[str, int | float] = {"asked": needed, "found": total, "largest_node": largest}
         text = f"asked for {kind_words(ask.kind, needed)}"
@@ -185,8 +196,16 @@ def can_never_fit(state: State, spec: RunSpec, num_workers: int) -> Reason | Non
             text += f", at most {largest} on one node"
         return Reason(code="can-never-fit", text=text, counts=counts)
     memory = spec.memory_bytes
-    most_memory = max(node.memory_bytes for node in state.nodes.values())
+    most_memory = max(node.memory_bytes for node in state.nodes.values()) if memory is not None else 0
     if memory is not None and 0 < most_memory < memory:
         text = f"asked for {format_size(memory)} of memory per worker, the largest node has {format_size(most_memory)}"
         return Reason(code="can-never-fit", text=text, counts={"asked": memory, "found": most_memory})
     return None
+
+
+def _has_room(state: State, ask: Ask, num_workers: int) -> bool:
+    for (_, kind), found in state.capacity.items():
+        num_workers -= len(found) // ask.per_worker if ask.wants(kind) else 0
+        if num_workers <= 0:
+            return True
+    return False
