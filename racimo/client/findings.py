@@ -94,13 +94,15 @@ def memory() -> tuple[int, int]:
 def home_folder(home: Home) -> list[Finding]:
     if not home.root.exists():
         return [Finding(verdict="ok", about="home", found=f"{home.root} is not there yet; racimo up makes it")]
-    from racimo.control.home_check import check_home
+    from racimo.control.home_check import check_home, check_joined_home
 
+    joined = home.join_file.exists()
     try:
-        check_home(home)
+        (check_joined_home if joined else check_home)(home)
     except RacimoError as error:
         return [Finding(verdict="wrong", about="home", found=error.message, cure=error.hint)]
-    return [Finding(verdict="ok", about="home", found=f"{home.root} is private and on a local disk")]
+    place = "this machine's alone" if joined else "on a local disk"
+    return [Finding(verdict="ok", about="home", found=f"{home.root} is private and {place}")]
 
 
 def private_files(home: Home) -> list[Finding]:

@@ -70,7 +70,7 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
     be is found before anything is started; what fails, or is interrupted, leaves nothing behind.
 
     `RacimoError`: `unreachable`, `certificate-mismatch`, `unauthorized`, `version-mismatch`, `clock-off`, `disk-full`,
-    `join-refused`, `invalid-request`, and what `check_home` raises.
+    `join-refused`, `invalid-request`, and what `check_joined_home` raises.
     """
     host, port = parse_address(address)
     head = join_address(host, port)
@@ -96,7 +96,9 @@ def start_again(home: Home, say: Say) -> Joined | None:
     """Starts the agent of a machine that has joined before, such as after a reboot. None: it runs and goes on dialling
     a head that does not answer yet."""
     from racimo.client.start import finish_earlier_end
+    from racimo.control.home_check import check_joined_home
 
+    check_joined_home(home)
     finish_earlier_end(home, say)
     if not supervisor_alive(home):
         home.link_file.unlink(missing_ok=True)
@@ -122,7 +124,7 @@ def _check_wish(wish: Wish) -> None:
 
 def _refuse_home(home: Home, head: str, token: Token) -> None:
     """What this home is already: a head, a node of another cluster, or this very node."""
-    from racimo.control.home_check import check_home
+    from racimo.control.home_check import check_joined_home
 
     aside = "export RACIMO_HOME=$HOME/.racimo-node   # a home of its own for this node"
     if home.journal_file.exists():
@@ -138,7 +140,7 @@ def _refuse_home(home: Home, head: str, token: Token) -> None:
             words = f"this machine has joined this cluster already (head {head}, home {home.root})"
             raise RacimoError("join-refused", words, "racimo nodes   # shows it; racimo down leaves the cluster")
     if home.root.exists():
-        check_home(home)
+        check_joined_home(home)
 
 
 def _endpoint(head: str, token: Token) -> Endpoint:
@@ -233,9 +235,9 @@ def forget_cluster(home: Home) -> None:
 
 
 def _write_home(home: Home, head: str, token: Token, wish: Wish, cluster: ClusterView, endpoint: Endpoint) -> None:
-    from racimo.control.home_check import check_home
+    from racimo.control.home_check import check_joined_home
 
-    check_home(home)
+    check_joined_home(home)
     try:
         for folder in (home.root, home.service_logs_dir, home.processes_dir, home.node_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from racimo.control.home_check import check_home, filesystem_of, is_network
+from racimo.control.home_check import check_home, check_joined_home, filesystem_of, is_network
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
@@ -61,3 +61,36 @@ def test_a_file_is_no_home(tmp_path: Path) -> None:
     with pytest.raises(RacimoError) as caught:
         check_home(Home(tmp_path / "home"))
     assert caught.value.code == "start-failed"
+
+
+def on_nfs(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setattr("racimo.control.home_check.filesystem_of", lambda path, text: ("nfs4", "/home"))
+    monkeypatch.setattr("racimo.control.home_check.socket.gethostname", lambda: host)
+
+
+def test_a_joined_machines_home_may_be_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_nfs(monkeypatch, "one")
+    for _ in range(2):
+        check_joined_home(Home(tmp_path / "home"))
+
+
+def test_two_machines_do_not_share_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Home folders that a file server gives to all machines of a lab."""
+    on_nfs(monkeypatch, "one")
+    check_joined_home(Home(tmp_path / "home"))
+    on_nfs(monkeypatch, "two")
+    with pytest.raises(RacimoError) as caught:
+        check_joined_home(Home(tmp_path / "home"))
+    assert caught.value.code == "join-refused" and "another machine, one" in caught.value.message
+    assert "RACIMO_HOME=/var/tmp" in caught.value.hint
+
+
+def test_a_joined_home_on_a_disk_of_its_own_may_follow_a_renamed_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_joined_home(Home(tmp_path / "home"))
+    monkeypatch.setattr("racimo.control.home_check.socket.gethostname", lambda: "renamed")
+    check_joined_home(Home(tmp_path / "home"))
+    assert not (tmp_path / "home" / "node").exists()
