@@ -57,7 +57,6 @@ class Channel:
         """When it may next turn out to be silent, kept by `Silence`."""
         self.waits: tuple[protocol.Wait, ...] = ()
         self.said_silent = False
-        self.said_stuck = False
         self._serving: asyncio.Task[None] | None = None
         self._hub = hub
         self._last: dict[str, asyncio.Task[None]] = {}
@@ -73,7 +72,7 @@ class Channel:
                 self._serving = None
         self.client, self.is_link = client, is_link
         client.on_beat = self._note_beat
-        self.said_silent = self.said_stuck = False
+        self.said_silent = False
         self.look_at_s = 0.0
         self._serving = serving = asyncio.create_task(self._serve(client), name=f"channel {self.node}")
         self.connected.set()

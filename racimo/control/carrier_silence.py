@@ -62,19 +62,20 @@ class Silence:
             await self._tell(lambda core, node=node: core.node_silent(node))  # type: ignore[misc]
 
     async def _look_for_stuck(self) -> None:
-        silent = {node: channel for node, channel in self._channels.items() if channel.said_silent}
+        """Says it until the core takes it: what nobody who answers vouches for is dropped there."""
+        nodes, said = self._state().nodes, self._state().stuck
+        silent = {node for node in self._channels if node in nodes and nodes[node].status == "silent"} - said.keys()
         if not silent:
             return
-        for channel in list(self._channels.values()):
+        for channel in [channel for channel in self._channels.values() if not channel.said_silent]:
             for wait in channel.waits:
                 run, attempt, _ = parse_worker_id(wait.worker)
                 for index in {*wait.waits_for, *wait.unreachable}:
                     worker = self._state().worker(run, attempt, index)
-                    away = silent.get(worker.node) if worker is not None and worker.live else None
-                    if away is None or away.said_stuck:
+                    if worker is None or not worker.live or worker.node not in silent:
                         continue
-                    away.said_stuck = True
-                    node, witness = away.node, wait.worker
+                    node, witness = worker.node, wait.worker
+                    silent.discard(node)
                     await self._tell(lambda core, node=node, by=witness: core.node_stuck(node, by))  # type: ignore[misc]
 
     async def _look_for_pairs(self, now_s: float) -> None:
