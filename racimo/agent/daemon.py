@@ -125,7 +125,7 @@ class Agent:
 
     def join(self, config: JoinConfig) -> None:
         """Keeps a link to the control process on another machine."""
-        lease = Lease(self._home.node_dir / "contact.json", self._end_opaque)
+        lease = Lease(self._home.node_dir / "contact.json", self.workers.end_opaque)
         uplink = Uplink(
             self._home, config, lease,
             welcome=self._welcome, answer=self.answer, beat=self._beat, linked_from=self._linked_from,
@@ -189,9 +189,6 @@ class Agent:
             for entry in self.workers.live:
                 self._tell_reachable(entry)
         await self.serve_peers()
-
-    async def _end_opaque(self, why: str) -> None:
-        self.workers.end_opaque(why)
 
     # What control asks
 

@@ -9,7 +9,7 @@ Workers of exact training live on: their generation fences them.
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -33,12 +33,12 @@ def now_s() -> float:
 
 
 class Lease:
-    """Counts from the last frame that came from the control process. `end_opaque` is awaited when it is over."""
+    """Counts from the last frame that came from the control process. `end_opaque` is called while it is over."""
 
     def __init__(
         self,
         file: Path,
-        end_opaque: Callable[[str], Awaitable[None]],
+        end_opaque: Callable[[str], None],
         *,
         lease_s: float = LEASE_S,
         look_every_s: float = LOOK_EVERY_S,
@@ -67,7 +67,7 @@ class Lease:
         while True:
             if self.over:
                 minutes = f"{self._lease_s / 60:.0f} m" if self._lease_s >= 60 else f"{self._lease_s:g} s"
-                await self._end_opaque(f"no word from the control process for {minutes}")
+                self._end_opaque(f"no word from the control process for {minutes}")
             await asyncio.sleep(self._look_every_s)
 
     def _earlier(self) -> float | None:

@@ -116,4 +116,6 @@ def _quiet_s(channel: Channel, now_s: float) -> float:
 
 
 def _allowed_s(channel: Channel) -> float:
+    if channel.client is None:
+        return SILENT_AFTER_S
     return max(SILENT_AFTER_S, channel.promise_s * SILENT_BEATS)
