@@ -97,6 +97,7 @@ class Agent:
         self._reading = Reading(home, self.workers, self._files)
         self._waits = Waits(self.workers)
         self._link_tasks: list[asyncio.Task[None]] = []
+        self._address_given = False
         self._watch = Watch(home, node.host, self.workers, self._runs, self._spool, self._files)
         self.server = Server(
             welcome=self._welcome,
@@ -125,6 +126,7 @@ class Agent:
 
     def join(self, config: JoinConfig) -> None:
         """Keeps a link to the control process on another machine."""
+        self._address_given = bool(config.address_of_this_node)
         lease = Lease(self._home.node_dir / "contact.json", self.workers.end_opaque)
         uplink = Uplink(
             self._home, config, lease,
@@ -182,8 +184,8 @@ class Agent:
             self.workers.set_node(self._node)
 
     async def _linked_from(self, address: str) -> None:
-        """The first time that this node learns how it is seen, unless it was told so."""
-        if not self._node.address:
+        """How the node is seen by the head; that is its address, unless it was told another."""
+        if self._node.address != address and not self._address_given:
             self._node = msgspec.structs.replace(self._node, address=address)
             self.workers.set_node(self._node)
             for entry in self.workers.live:
