@@ -25,6 +25,7 @@ from racimo.control.views import (
     ForgetRequest,
     LogLine,
     NodeView,
+    OutputsView,
     OutputView,
     ReportsView,
     RunProgress,
@@ -203,7 +204,11 @@ class Client:
     # Outputs and commands beside a worker
 
     def outputs(self, run: str) -> list[OutputView]:
-        return self._session.call("GET", f"{_run_path(run)}/outputs", list[OutputView])
+        """What the run left on all its nodes; those that do not answer are named to `say`."""
+        view = self._session.call("GET", f"{_run_path(run)}/outputs", OutputsView)
+        if view.away:
+            self._session.say(f"outputs that lie only on {', '.join(view.away)} are not listed: no answer from there")
+        return list(view.files)
 
     def download(self, run: str, path: str, to: str | Path) -> Path:
         """One output into the file `to`, which appears whole or not at all."""

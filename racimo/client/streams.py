@@ -1,12 +1,10 @@
 """Streams that go on after the control process was killed and came back: no line twice, none left out.
 
-Log lines carry no number, so the client counts them per worker and stream and skips as many after reconnecting. Where
-only the last lines were asked for (`tail`) the counts are not known; then the whole log is read once without following
-and the newest lines seen are looked up in it.
+Each log line says how far into its worker's stream it goes. After reconnecting the client asks for what follows, and
+drops what it is given again all the same.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -17,11 +15,11 @@ from racimo.spec.errors import RacimoError
 from racimo.state.events import Record
 from racimo.state.nouns import ENDED
 
-REMEMBERED_LINES = 50
-"""Newest lines per worker and stream by which a tailed log is found again."""
+MAX_FROM_CHARS = 32_000
+"""Of an address; streams of workers that find no place there are read again from their beginning."""
+MAX_NOTICES = 1_000
 
 T = TypeVar("T")
-Source = tuple[str, str]
 
 
 def follow_json(session: Session, path: str, params: Params, is_over: Callable[[], bool] | None) -> Iterator[bytes]:
@@ -49,47 +47,39 @@ def follow_json(session: Session, path: str, params: Params, is_over: Callable[[
 class LogPosition:
     """How far a reader is in each worker's streams."""
 
-    def __init__(self, *, tailed: bool) -> None:
-        self.tailed = tailed
-        self.seen: Counter[Source] = Counter()
-        self.to_skip: Counter[Source] = Counter()
-        self._newest: dict[Source, deque[str]] = {}
+    def __init__(self) -> None:
+        self._offsets: dict[str, dict[str, int]] = {}
+        self._notices: dict[tuple[str, str], None] = {}
 
     def is_new(self, line: LogLine) -> bool:
-        source = (line.worker, line.stream)
-        if self.to_skip[source] > 0:
-            self.to_skip[source] -= 1
+        """Also takes note of it. A line without an offset is a word of ours, said once."""
+        if not line.offset:
+            known = (line.worker, line.text) in self._notices
+            self._notices[line.worker, line.text] = None
+            if len(self._notices) > MAX_NOTICES:
+                del self._notices[next(iter(self._notices))]
+            return not known
+        seen = self._offsets.setdefault(line.worker, {})
+        if line.offset <= seen.get(line.stream, 0):
             return False
-        self.seen[source] += 1
-        self._newest.setdefault(source, deque(maxlen=REMEMBERED_LINES)).append(line.text)
+        seen[line.stream] = line.offset
         return True
 
-    def rewind(self, whole_log: Callable[[], Iterable[LogLine]]) -> None:
-        """The stream begins anew with the whole log: skip what was seen."""
-        if self.tailed:
-            self._count_by_content(whole_log())
-            self.tailed = False
-        self.to_skip = Counter(self.seen)
-
-    def _count_by_content(self, lines: Iterable[LogLine]) -> None:
-        texts: dict[Source, list[str]] = {}
-        for line in lines:
-            texts.setdefault((line.worker, line.stream), []).append(line.text)
-        for source, found in texts.items():
-            # Of a source that has shown no line yet, what stands there counts as older than the tail.
-            newest = self._newest.get(source)
-            self.seen[source] = position_after(found, list(newest)) if newest else len(found)
-
-
-def position_after(texts: list[str], newest: list[str]) -> int:
-    """How many of `texts` have been seen if the last seen were `newest`: behind their last occurrence."""
-    if not newest:
-        return 0
-    for end in range(len(texts), 0, -1):
-        size = min(end, len(newest))
-        if texts[end - size : end] == newest[-size:]:
-            return end
-    return 0
+    def go_on(self, params: Params) -> Params:
+        """The query with which a stream goes on. Whoever was not heard yet is read from the beginning, as there was
+        nothing of them to be seen; unless none was to be seen (`tail=0`)."""
+        if not self._offsets:
+            return params
+        kept = {key: value for key, value in params.items() if key != "tail" or not value}
+        words: list[str] = []
+        num_chars = 0
+        for worker, seen in reversed(self._offsets.items()):
+            word = f"{worker.partition('/')[2]}:{seen.get('out', 0)}:{seen.get('err', 0)}"
+            num_chars += len(word) + 1
+            if num_chars > MAX_FROM_CHARS:
+                break
+            words.append(word)
+        return {**kept, "from": ";".join(words)}
 
 
 def logs(
@@ -105,17 +95,12 @@ def logs(
     if not follow:
         yield from (decode(line) for line in follow_json(session, path, params, None) if line)
         return
-    position = LogPosition(tailed=tail is not None)
-    whole: Params = {key: value for key, value in params.items() if key != "tail"}
-
-    def whole_log() -> Iterator[LogLine]:
-        snapshot: Params = {**whole, "follow": 0}
-        return (decode(line) for line in follow_json(session, path, snapshot, None) if line)
-
+    position = LogPosition()
+    asked = dict(params)
     for line in follow_json(session, path, params, lambda: wait_view().status in ENDED):
         if not line:
-            position.rewind(whole_log)
-            params.pop("tail", None)
+            params.clear()
+            params.update(position.go_on(asked))
             continue
         log_line = decode(line)
         if position.is_new(log_line):

@@ -125,6 +125,7 @@ class ControlProcess:
         parts = [
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self.carrier.run(), name="carrier"),
+            asyncio.create_task(api.mirror.run(), name="mirror"),
         ]
         if bind:
             parts.append(asyncio.create_task(self.door.run(bind), name="door"))

@@ -3,33 +3,33 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from racimo.act.versions import own_versions
-from racimo.agent.protocol import ReadReports, ReportBatch, Usage, UsageReply, WorkerOrder
+from racimo.agent.protocol import UsageReply, WorkerOrder
 from racimo.control import node_calls, present, usage
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.examine import Examination
 from racimo.control.exchange import Exchange, Streams
-from racimo.control.log_streams import LogSource
+from racimo.control.log_lines import parse_positions
+from racimo.control.log_source import LogSource
+from racimo.control.log_streams import LogStreams
 from racimo.control.loop import Loop
-from racimo.control.outputs import list_outputs, open_output, read_parts
+from racimo.control.mirror import Mirror
+from racimo.control.outputs import Outputs
 from racimo.control.progress import ProgressBoard
+from racimo.control.reports import ReportBoard
+from racimo.control.run_streams import RunStreams
 from racimo.control.secrets import SecretStore
 from racimo.control.snapshots import MAX_BLOB_BYTES, SnapshotStore
 from racimo.control.views import (
     ClusterView,
     DownView,
-    EndedView,
-    ExecExitView,
     ExecRequest,
     OkView,
-    ReportsView,
-    RunProgress,
     RunView,
     ScaleRequest,
     SecretRequest,
@@ -42,14 +42,13 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.spec.quantity import parse_worker_range
 from racimo.spec.run import RunSpec
-from racimo.state.nouns import Run, worker_id
+from racimo.state.nouns import Run, Worker, worker_id
 from racimo.version import PROTOCOL_VERSION, __version__
 
 MAX_LISTED_RUNS = 10_000
 MAX_WAIT_S = 60.0
 MAX_TAIL_LINES = 100_000
-USAGE_TIMEOUT_S = 1.0
-EXEC_EXIT_WAIT_S = 10.0
+MAX_REPORTS = 1_000
 BLOB_PART_BYTES = 2**20
 
 
@@ -70,7 +69,12 @@ class Api:
         self._shut_down = shut_down
         self._started_wall_s = loop.core.clock.wall_s()
         self._board = ProgressBoard(carrier, home.worker_dir(""))
-        self._logs = LogSource(carrier, loop)
+        self.reports_board = ReportBoard(carrier, home.merged_reports_dir)
+        self.mirror = Mirror(home, carrier, lambda: loop.core.state)
+        """Of other nodes' logs; whoever made this runs it."""
+        self._logs = LogStreams(LogSource(carrier, loop, self.mirror.copies))
+        self._outputs = Outputs(home, carrier, loop)
+        self._of_run = RunStreams(loop, carrier, self._board, self._logs)
         self.streams = Streams()
         self._writing_secrets = asyncio.Lock()
         self._examining = asyncio.Lock()
@@ -87,9 +91,10 @@ class Api:
 
     async def cluster(self, exchange: Exchange) -> None:
         state = self.core.state
-        reply = await self._usage()
+        here = self._carrier.local_node
+        reply = (await usage.usage_of(self._carrier, [here])).get(here)
         runs = state.runs.values()
-        num_devices = sum(len(node.devices) for node in state.nodes.values() if node.status == "up")
+        num_up, num_devices, num_free = present.cluster_sums(state, self._carrier.connected_nodes)
         num_queued = sum(state.runs[run].status == "queued" for run in state.open_runs)
         view = ClusterView(
             id=self._cluster,
@@ -98,9 +103,11 @@ class Api:
             home=str(self._home.root),
             address=self._address,
             started_wall_s=self._started_wall_s,
-            num_devices=num_devices if self._carrier.connected_nodes else 0,
-            num_free=max(0, num_devices - len(state.leases)),
-            price_per_device_hour=present.price_per_device_hour(state),
+            num_devices=num_devices,
+            num_free=num_free,
+            num_nodes=len(state.nodes),
+            num_nodes_up=num_up,
+            price_per_device_hour=present.price_of(state, here),
             num_queued=num_queued,
             num_running=len(state.open_runs) - num_queued,
             num_ended=len(runs) - len(state.open_runs),
@@ -113,9 +120,12 @@ class Api:
         await exchange.answer(view)
 
     async def nodes(self, exchange: Exchange) -> None:
-        reply = await self._usage()
-        free_memory, free_disk = (reply.free_memory_bytes, reply.free_disk_bytes) if reply else (0, 0)
-        await exchange.answer(present.node_views(self.core.state, free_memory, free_disk, self.core.clock.now_s()))
+        state, here = self.core.state, self._carrier.local_node
+        usages = await usage.usage_of(self._carrier, state.nodes)
+        if here in usages:
+            with_ours = usage.with_services(self._home.root, usages[here].processes)
+            usages[here] = msgspec.structs.replace(usages[here], processes=with_ours)
+        await exchange.answer(present.node_views(state, usages, self.core.clock.now_s()))
 
     async def check(self, exchange: Exchange) -> None:
         """One look at a time: two would measure each other."""
@@ -240,34 +250,34 @@ class Api:
     # What runs leave and say
 
     async def outputs(self, exchange: Exchange) -> None:
-        run = self._run(exchange)
-        await exchange.answer(await asyncio.to_thread(list_outputs, self._home.output_dir(run.id)))
+        await exchange.answer(await self._outputs.listing(self._run(exchange), exchange.query.get("node", "")))
 
     async def output(self, exchange: Exchange) -> None:
-        run = self._run(exchange)
-        fd, size_bytes = await asyncio.to_thread(open_output, self._home.output_dir(run.id), exchange.path["path"])
-        await exchange.answer_file(read_parts(fd, size_bytes), size_bytes)
+        run, node = self._run(exchange), exchange.query.get("node", "")
+        parts, size_bytes = await self._outputs.open(run, exchange.path["path"], node)
+        await exchange.answer_file(parts, size_bytes)
 
     async def reports(self, exchange: Exchange) -> None:
         run = self._run(exchange)
         after = int(exchange.number("after", 0, 0, 2**53))
-        reply = await self._carrier.request(self._carrier.local_node, ReadReports(run=run.id, after=after))
-        assert isinstance(reply, ReportBatch)
-        await exchange.answer(ReportsView(next=reply.next, reports=reply.reports))
+        await exchange.answer(await self.reports_board.read(run, after, MAX_REPORTS))
 
     async def logs(self, exchange: Exchange) -> None:
         run = self._run(exchange)
-        tail = int(exchange.number("tail", 0, 0, MAX_TAIL_LINES)) if "tail" in exchange.query else None
-        worker = self._worker_named(run, exchange.query.get("worker", ""))
-        lines = self._logs.lines(run.id, follow=exchange.flag("follow"), worker=worker, tail=tail)
+        lines = self._logs.of_run(
+            run.id,
+            follow=exchange.flag("follow"),
+            worker=self._worker_named(run, exchange.query.get("worker", "")),
+            tail=int(exchange.number("tail", 0, 0, MAX_TAIL_LINES)) if "tail" in exchange.query else None,
+            begin=parse_positions(exchange.query.get("from", "")),
+        )
         await self.streams.answer(exchange, lines)
 
     async def events(self, exchange: Exchange) -> None:
-        await self.streams.answer(exchange, self._events(self._run(exchange).id, exchange.flag("follow")))
+        await self.streams.answer(exchange, self._of_run.events(self._run(exchange).id, exchange.flag("follow")))
 
     async def progress(self, exchange: Exchange) -> None:
-        run = self._run(exchange)
-        await self.streams.answer(exchange, self._progress_items(run.id, exchange.flag("follow")))
+        await self.streams.answer(exchange, self._of_run.progress(self._run(exchange).id, exchange.flag("follow")))
 
     async def exec(self, exchange: Exchange) -> None:
         run = self._run(exchange)
@@ -283,9 +293,9 @@ class Api:
             command=request.command,
             variables=run.spec.variables,
             secrets=self._secrets.values(run.spec.secrets),
-            exec_of=beside,
+            exec_of=worker_id(run.id, beside.attempt, beside.index),
         )
-        await self.streams.answer(exchange, self._exec_items(run.id, order))
+        await self.streams.answer(exchange, self._of_run.exec(beside.node, order))
 
     # Within
 
@@ -293,16 +303,11 @@ class Api:
         return self.core.run(exchange.path["id"])
 
     def _view(self, run: Run, with_workers: bool) -> RunView:
-        progress = self._run_progress(run) if self._board.of_run(run.id) else None
+        progress = self._of_run.progress_of(run) if self._board.of_run(run.id) else None
         return present.run_view(self.core, run, self._home, progress, with_workers)
 
-    def _run_progress(self, run: Run) -> RunProgress:
-        price = present.price_per_device_hour(self.core.state)
-        return present.run_progress(run, self._board.of_run(run.id), self.core.clock.now_s(), price)
-
     async def _learn_progress(self, runs: list[Run]) -> None:
-        if any(run.spec.kind == "train" and not run.ended for run in runs):
-            await self._board.refresh()
+        await self._board.refresh(runs)
         await self._board.recall(runs)
 
     async def _answer_run(self, exchange: Exchange, run: str) -> None:
@@ -335,75 +340,20 @@ class Api:
             )
         return name
 
-    def _live_worker(self, run: Run, name: str) -> str:
-        live = [
-            worker_id(run.id, worker.attempt, worker.index) for worker in run.live_workers if worker.pid is not None
-        ]
+    def _live_worker(self, run: Run, name: str) -> Worker:
+        live = {worker_id(run.id, w.attempt, w.index): w for w in run.live_workers if w.pid is not None}
         wanted = self._worker_named(run, name)
         if not live or (wanted and wanted not in live):
             what = wanted or f"a worker of {run.id} ({run.status})"
             raise RacimoError("wrong-state", f"{what} is not running", f"racimo show {run.id}")
-        return wanted or live[0]
-
-    async def _usage(self) -> UsageReply | None:
-        if not self._carrier.connected_nodes:
-            return None
-        try:
-            async with asyncio.timeout(USAGE_TIMEOUT_S):
-                reply = await self._carrier.request(self._carrier.local_node, Usage())
-        except (RacimoError, TimeoutError):
-            return None
-        assert isinstance(reply, UsageReply)
-        return reply
+        return live[wanted] if wanted else next(iter(live.values()))
 
     def _warnings(self, reply: UsageReply | None) -> list[str]:
         warnings = []
         if self._carrier.refusal is not None:
             warnings.append(f"the agent refuses this control process: {self._carrier.refusal.message}")
         elif reply is None:
-            warnings.append("the node's agent does not answer")
+            warnings.append("the agent of this machine does not answer")
         if self._loop.disk_full is not None:
             warnings.append(f"nothing can be written: {self._loop.disk_full.message}")
         return warnings + list(getattr(reply, "warnings", ()))
-
-    async def _events(self, run: str, follow: bool) -> AsyncGenerator[Any, None]:
-        seq = 0
-        while True:
-            pulse = self._loop.pulse(run)
-            ended = self.core.state.runs[run].ended
-            records = await self._loop.records(run, seq)
-            if records:
-                seq = records[-1].seq
-                yield records
-            if ended or not follow:
-                break
-            await pulse.wait()
-        if self.core.state.runs[run].ended:
-            yield EndedView(ended=self.core.state.runs[run].status)
-
-    async def _progress_items(self, run: str, follow: bool) -> AsyncGenerator[RunProgress, None]:
-        await self._board.refresh()
-        if follow:
-            last: RunProgress | None = None
-            async with contextlib.aclosing(self._board.changes(self._loop, run)) as changes:
-                async for _ in changes:
-                    found = self.core.state.runs[run]
-                    if found.ended:
-                        break
-                    view = self._run_progress(found)
-                    if last is None or msgspec.structs.replace(view, cost=last.cost) != last:
-                        last = view
-                        yield view
-        await self._board.recall([self.core.state.runs[run]])
-        yield self._run_progress(self.core.state.runs[run])
-
-    async def _exec_items(self, run: str, order: WorkerOrder) -> AsyncGenerator[Any, None]:
-        try:
-            exit_ = asyncio.ensure_future(await self._carrier.start_exec(self._carrier.local_node, order))
-            async with contextlib.aclosing(self._logs.lines_of_exec(run, order.worker, exit_.done)) as several:
-                async for lines in several:
-                    yield lines
-            async with asyncio.timeout(EXEC_EXIT_WAIT_S):
-                yield ExecExitView(exit=await exit_)
-        finally:
-            await self._carrier.forget_exec(self._carrier.local_node, order.worker)

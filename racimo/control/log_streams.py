@@ -2,154 +2,95 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Literal
 
 from racimo.agent.logs import is_notice
-from racimo.agent.protocol import LogChunk, ReadLog, ReplyBody
-from racimo.control.carrier import Carrier
-from racimo.control.loop import Loop
+from racimo.control.log_lines import STREAMS, LineSplitter, Positions, Stream, start_of_tail
+from racimo.control.log_source import LogSource, Part, Place
 from racimo.control.redaction import Redactor
 from racimo.control.views import LogLine
 from racimo.spec.errors import RacimoError
 from racimo.state.events import AttemptPlanned, WorkersPlanned
-from racimo.state.nouns import worker_id
 
-FOLLOW_WAIT_S = 20.0
-CROWDED_WAIT_S = 1.0
-MAX_WAITING_READS = 160
-"""Long reads at the agent, all followers together; its connection takes 256 requests. When few are left, reads are
-short so that everybody gets a turn."""
-FEW_LEFT = 32
 READ_BYTES = 256 * 1024
-MAX_LINE_BYTES = 1_000_000
-"""A longer line is cut there and goes on as another."""
 MAX_QUEUED_CHUNKS = 16
 TAIL_BLOCK_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 4 * 2**20
 
-Stream = Literal["out", "err"]
-STREAMS: tuple[Stream, Stream] = ("out", "err")
+Queue = asyncio.Queue[list[LogLine] | None]
 
 
-class LineSplitter:
-    """Bytes in, whole lines out (without their end); `rest` is the unfinished one."""
+class LogStreams:
+    """What `logs` and `exec` answer."""
 
-    def __init__(self) -> None:
-        self.rest = b""
+    def __init__(self, source: LogSource) -> None:
+        self._source = source
 
-    def feed(self, content: bytes) -> list[bytes]:
-        *lines, self.rest = (self.rest + content).split(b"\n")
-        cut: list[bytes] = []
-        for line in lines:
-            cut += [line[at : at + MAX_LINE_BYTES] for at in range(0, len(line), MAX_LINE_BYTES)] or [b""]
-        while len(self.rest) >= MAX_LINE_BYTES:
-            cut.append(self.rest[:MAX_LINE_BYTES])
-            self.rest = self.rest[MAX_LINE_BYTES:]
-        return cut
-
-
-def start_of_tail(content: bytes, num_lines: int) -> int | None:
-    """Where the last `num_lines` lines of `content` begin; None if it holds fewer whole ones."""
-    end = len(content) - 1 if content.endswith(b"\n") else len(content)
-    for _ in range(num_lines):
-        end = content.rfind(b"\n", 0, end)
-        if end < 0:
-            return None
-    return min(end + 1, len(content))
-
-
-class LogSource:
-    """Reads logs at the agent, for everybody who follows one."""
-
-    def __init__(self, carrier: Carrier, loop: Loop) -> None:
-        self.carrier = carrier
-        self.loop = loop
-        self._slots = asyncio.Semaphore(MAX_WAITING_READS)
-        self._num_reading = 0
-
-    async def read(self, worker: str, stream: Stream, offset: int, limit: int, follow: bool) -> LogChunk:
-        """One chunk; with `follow` waits a while for one, and for the agent's return as long as it takes."""
-        while True:
-            await self._slots.acquire()
-            self._num_reading += 1
-            crowded = MAX_WAITING_READS - self._num_reading < FEW_LEFT
-            wait_s = (CROWDED_WAIT_S if crowded else FOLLOW_WAIT_S) if follow else 0.0
-            body = ReadLog(worker=worker, stream=stream, offset=offset, limit=limit, wait_s=wait_s)
-            request = asyncio.create_task(self.carrier.request(self.carrier.local_node, body))
-            request.add_done_callback(self._read_is_over)
-            try:
-                # A follower that leaves does not end the read at the agent, so its slot stays taken until that is over.
-                chunk = await asyncio.shield(request)
-            except RacimoError as error:
-                if error.code == "unreachable" and follow:
-                    continue  # the request has waited for the agent's return already
-                raise
-            assert isinstance(chunk, LogChunk)
-            return chunk
-
-    def _read_is_over(self, request: asyncio.Task[ReplyBody]) -> None:
-        self._slots.release()
-        self._num_reading -= 1
-        if not request.cancelled():
-            request.exception()  # seen, also where the follower has left
-
-    async def lines(
-        self, run: str, *, follow: bool = False, worker: str = "", tail: int | None = None
+    async def of_run(
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        worker: str = "",
+        tail: int | None = None,
+        begin: Positions | None = None,
     ) -> AsyncGenerator[list[LogLine], None]:
         """Lines of all workers of all attempts of a run, or of one worker. With `follow` until the run has ended and
-        everything was sent. `tail`: begins with that many lines of each stream of each worker."""
-        queue: asyncio.Queue[list[LogLine] | None] = asyncio.Queue(MAX_QUEUED_CHUNKS)
-        reading = asyncio.create_task(self._read_all(queue, run, follow, worker, tail), name=f"logs {run}")
+        everything was sent. `begin`: where to go on; of other workers `tail`: with that many lines of each stream."""
+        queue: Queue = asyncio.Queue(MAX_QUEUED_CHUNKS)
+        told = Told(queue, self._source.carrier.redactor(run))
+        reading = asyncio.create_task(self._read_all(told, run, follow, worker, tail, begin or {}), name=f"logs {run}")
         async for lines in _drain(queue, reading):
             yield lines
 
-    async def lines_of_exec(
-        self, run: str, worker: str, is_over: Callable[[], bool]
-    ) -> AsyncGenerator[list[LogLine], None]:
+    async def of_exec(self, place: Place, is_over: Callable[[], bool]) -> AsyncGenerator[list[LogLine], None]:
         """Both streams of one `exec` until they have ended."""
-        queue: asyncio.Queue[list[LogLine] | None] = asyncio.Queue(MAX_QUEUED_CHUNKS)
-        redactor = self.carrier.redactor(run)
+        queue: Queue = asyncio.Queue(MAX_QUEUED_CHUNKS)
+        told = Told(queue, self._source.carrier.redactor(place.run))
 
         async def read_both() -> None:
-            readers = [LogReader(self, worker, stream, redactor, is_over) for stream in STREAMS]
-            await asyncio.gather(*(reader.run(queue, follow=True) for reader in readers))
+            readers = [LogReader(self._source, place, stream, told, is_over) for stream in STREAMS]
+            await asyncio.gather(*(reader.run(follow=True) for reader in readers))
 
-        async for lines in _drain(queue, asyncio.create_task(read_both(), name=f"exec {worker}")):
+        async for lines in _drain(queue, asyncio.create_task(read_both(), name=f"exec {place.worker}")):
             yield lines
 
     async def _read_all(
-        self, queue: asyncio.Queue[list[LogLine] | None], run: str, follow: bool, only: str, tail: int | None
+        self, told: "Told", run: str, follow: bool, only: str, tail: int | None, begin: Positions
     ) -> None:
-        redactor = self.carrier.redactor(run)
-        state = self.loop.core.state
-        waiting: list[tuple[str, int, int]] = []
+        loop = self._source.loop
+        state = loop.core.state
+        waiting: list[Place] = []
         live: set[asyncio.Task[None]] = set()
         seq = 0
         try:
             while True:
-                pulse = self.loop.pulse(run)
-                for record in await self.loop.records(run, seq):
+                pulse = loop.pulse(run)
+                for record in await loop.records(run, seq):
                     seq = record.seq
                     event = record.event
                     if isinstance(event, AttemptPlanned | WorkersPlanned):
-                        waiting += [(run, event.attempt, place.index) for place in event.placements]
+                        waiting += [
+                            Place(run=run, attempt=event.attempt, index=placed.index, node=placed.node)
+                            for placed in event.placements
+                        ]
                 present, waiting = waiting, []
-                for name in present:
-                    worker = state.worker(*name)
-                    if only and worker_id(*name) != only:
+                for place in present:
+                    worker = state.worker(run, place.attempt, place.index)
+                    if only and place.worker != only:
                         continue
                     if follow and worker is not None and worker.live and worker.status == "starting":
-                        waiting.append(name)
+                        waiting.append(place)
                         continue
+                    known = begin.get((place.attempt, place.index), (None, None))
                     readers = [
-                        LogReader(self, worker_id(*name), stream, redactor, lambda: state.runs[run].ended, tail)
-                        for stream in STREAMS
+                        LogReader(self._source, place, stream, told, lambda: state.runs[run].ended, tail, at)
+                        for stream, at in zip(STREAMS, known, strict=True)
                     ]
                     if follow and worker is not None:
-                        live |= {asyncio.create_task(reader.run(queue, follow=True)) for reader in readers}
+                        live |= {asyncio.create_task(reader.run(follow=True)) for reader in readers}
                     else:
                         for reader in readers:  # of the past: in order
-                            await reader.run(queue, follow=False)
+                            await reader.run(follow=False)
                 if not follow or state.runs[run].ended:
                     break
                 await pulse.wait()
@@ -159,69 +100,90 @@ class LogSource:
                 task.cancel()
 
 
+class Told:
+    """What one client is told: lines without secrets, and each notice about a node once."""
+
+    def __init__(self, queue: Queue, redactor: Redactor) -> None:
+        self._queue, self._redactor = queue, redactor
+        self._notices: set[str] = set()
+
+    async def lines(self, worker: str, stream: Stream, lines: list[tuple[int, bytes]]) -> None:
+        if lines:
+            await self._queue.put([self._line(worker, stream, end, line) for end, line in lines])
+
+    async def notice(self, worker: str, notice: str) -> None:
+        """A word of ours, which must not get into what the worker's output is piped to."""
+        if notice and notice not in self._notices:
+            self._notices.add(notice)
+            await self._queue.put([LogLine(worker=worker, stream="err", text=f"[racimo: {notice}]")])
+
+    def _line(self, worker: str, stream: Stream, end: int, line: bytes) -> LogLine:
+        text = line.removesuffix(b"\r").decode(errors="replace")
+        if is_notice(text):  # not the worker's own words either
+            return LogLine(worker=worker, stream="err", text=text.rstrip())
+        return LogLine(worker=worker, stream=stream, text=self._redactor.text(text), offset=end)
+
+
 class LogReader:
-    """Reads one stream of one worker and puts its lines into a queue."""
+    """Reads one stream of one worker and tells its lines."""
 
     def __init__(
         self,
         source: LogSource,
-        worker: str,
+        place: Place,
         stream: Stream,
-        redactor: Redactor,
+        told: Told,
         is_over: Callable[[], bool],
         tail: int | None = None,
+        begin: int | None = None,
     ) -> None:
-        self._source = source
-        self._worker = worker
-        self._stream = stream
-        self._redactor = redactor
+        self._source, self._place, self._stream, self._told = source, place, stream, told
         self._is_over = is_over
-        self._tail = tail
+        self._tail, self._begin = tail, begin
 
-    async def run(self, queue: asyncio.Queue[list[LogLine] | None], follow: bool) -> None:
+    async def run(self, follow: bool) -> None:
         """To the end of what is there; with `follow` to the end of the stream."""
+        worker = self._place.worker
         splitter = LineSplitter()
         try:
-            offset = await self._start() if self._tail is not None else 0
+            offset = await self._start()
+            splitter.jump(offset)
             while True:
                 over = self._is_over()
-                chunk = await self._source.read(self._worker, self._stream, offset, READ_BYTES, follow)
-                if chunk.offset != offset:
-                    splitter.rest = b""  # older parts were dropped in the middle of a line
-                offset = chunk.offset + len(chunk.content)
-                lines = [self._line(line) for line in splitter.feed(chunk.content)]
-                if lines:
-                    await queue.put(lines)
-                if chunk.ended or (not chunk.content and (over or not follow)):
+                part = await self._read(offset, READ_BYTES, follow)
+                await self._told.notice(worker, part.notice)
+                if part.offset != offset:
+                    splitter.jump(part.offset)  # older parts were dropped in the middle of a line
+                offset = part.offset + len(part.content)
+                await self._told.lines(worker, self._stream, splitter.feed(part.content))
+                if part.ended or (not part.content and (over or not follow)):
                     break
         except RacimoError as error:
             if error.code not in ("not-found", "run-unknown"):
                 raise  # a worker that never came to life has no output; anything else is said
         if splitter.rest:
-            await queue.put([self._line(splitter.rest)])
+            await self._told.lines(worker, self._stream, [(splitter.at + len(splitter.rest), splitter.rest)])
+
+    async def _read(self, offset: int, limit: int, follow: bool) -> Part:
+        return await self._source.read(self._place, self._stream, offset, limit, follow)
 
     async def _start(self) -> int:
-        assert self._tail is not None
+        if self._begin is not None:
+            return self._begin
+        if self._tail is None:
+            return 0
         block = TAIL_BLOCK_BYTES
         while True:
-            chunk = await self._source.read(self._worker, self._stream, -block, block, follow=False)
-            start = start_of_tail(chunk.content, self._tail)
+            part = await self._read(-block, block, follow=False)
+            start = start_of_tail(part.content, self._tail)
             if start is not None:
-                return chunk.offset + start
-            if chunk.offset == 0 or len(chunk.content) < block or block >= MAX_TAIL_BYTES:
-                return chunk.offset
+                return part.offset + start
+            if part.offset == 0 or len(part.content) < block or block >= MAX_TAIL_BYTES:
+                return part.offset
             block *= 4
 
-    def _line(self, line: bytes) -> LogLine:
-        text = line.removesuffix(b"\r").decode(errors="replace")
-        if is_notice(text):  # not the worker's own words: must not get into what its output is piped to
-            return LogLine(worker=self._worker, stream="err", text=text.rstrip())
-        return LogLine(worker=self._worker, stream=self._stream, text=self._redactor.text(text))
 
-
-async def _drain(
-    queue: asyncio.Queue[list[LogLine] | None], reading: asyncio.Task[None]
-) -> AsyncGenerator[list[LogLine], None]:
+async def _drain(queue: Queue, reading: asyncio.Task[None]) -> AsyncGenerator[list[LogLine], None]:
     """What `reading` puts into the queue until it is done; ends it when nobody listens any more."""
 
     async def close_when_done() -> None:

@@ -1,83 +1,157 @@
-"""What a run left in its output folder: listing and reading, and nothing outside of that folder."""
+"""A run's outputs on all its nodes, seen as one folder: which there are, and from which node a path is read.
+
+Where a path exists on several nodes, the one of the newest attempt's lowest rank counts. A node that does not answer is
+named, not left out in silence.
+"""
 
 import asyncio
 import os
-import re
-import stat
-from collections.abc import AsyncGenerator
-from pathlib import Path
+from collections.abc import AsyncGenerator, Iterable
 
-from racimo.control.views import OutputView
+from racimo.agent.outputs import list_outputs, open_output
+from racimo.agent.protocol import ListOutputs, OutputChunk, OutputFile, OutputList, ReadOutput
+from racimo.control.carrier import Carrier
+from racimo.control.loop import Loop
+from racimo.control.views import OutputsView, OutputView
 from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.state.events import AttemptPlanned, Record, WorkersPlanned
+from racimo.state.nouns import Run
 
-MAX_LISTED = 10_000
 READ_BYTES = 256 * 1024
-_ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
+CHUNK_BYTES = 2**20
+"""Of a file on another node: so much is asked for at once, and the next while it is passed on."""
+LIST_TIMEOUT_S = 10.0
+AWAY = ("unreachable", "node-unknown")
+
+Parts = AsyncGenerator[bytes, None]
 
 
-def list_outputs(root: Path) -> list[OutputView]:
-    """Files below `root`, by path; symbolic links are listed if they lead to a file inside it. Blocks on the disk."""
-    found: list[OutputView] = []
-    real_root = os.path.realpath(root)
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder, name)
+class Outputs:
+    """Lists and reads. What lies on this machine is read here, the rest through the agents."""
+
+    def __init__(self, home: Home, carrier: Carrier, loop: Loop) -> None:
+        self._home, self._carrier, self._loop = home, carrier, loop
+
+    async def listing(self, run: Run, only: str = "") -> OutputsView:
+        """All files by path, each once. `only`: those of this node. `RacimoError` node-unknown."""
+        nodes = await self._nodes(run, only)
+        listings = await asyncio.gather(*(self._list_on(run.id, node) for node in nodes))
+        files: dict[str, OutputView] = {}
+        for node, listing in zip(nodes, listings, strict=True):
+            for file in listing or ():
+                view = OutputView(
+                    path=file.path, size_bytes=file.size_bytes, modified_wall_s=file.modified_wall_s, node=node
+                )
+                files.setdefault(file.path, view)
+        away = tuple(node for node, listing in zip(nodes, listings, strict=True) if listing is None)
+        return OutputsView(files=tuple(files[path] for path in sorted(files)), away=away)
+
+    async def open(self, run: Run, path: str, only: str = "") -> tuple[Parts, int]:
+        """(its bytes, how many) of the output that `listing` shows. `RacimoError` output-missing, node-unknown,
+        unreachable if it may lie on a node that does not answer."""
+        missing: RacimoError | None = None
+        away: list[str] = []
+        for node in await self._nodes(run, only):
             try:
-                status = path.stat()
-            except OSError:
-                continue  # gone meanwhile, or a link to nowhere
-            inside = not path.is_symlink() or _is_inside(os.path.realpath(path), real_root)
-            if stat.S_ISREG(status.st_mode) and inside:
-                relative = _shown(path.relative_to(root).as_posix())
-                found.append(OutputView(path=relative, size_bytes=status.st_size, modified_wall_s=status.st_mtime))
-            if len(found) >= MAX_LISTED:
-                return sorted(found, key=lambda view: view.path)
-    return sorted(found, key=lambda view: view.path)
-
-
-def _shown(path: str) -> str:
-    """A path as text: bytes of it that are no UTF-8 appear as `\\xff`."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
-def _from_shown(path: str) -> str:
-    return os.fsdecode(_ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), os.fsencode(path)))
-
-
-def open_output(root: Path, path: str) -> tuple[int, int]:
-    """(file descriptor, size in bytes) of one output. Where the path leads is judged by what was opened, so a link
-    changed in the last moment leads nowhere. `RacimoError` output-missing."""
-    missing = RacimoError("output-missing", f"there is no output {path!r}", "racimo get RUN  # lists them")
-    parts = path.split("/")
-    if not path or path.startswith("/") or "\0" in path or ".." in parts:
-        raise missing
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    try:
-        fd = os.open(root.joinpath(*parts), flags)
-    except OSError:
-        try:
-            fd = os.open(root.joinpath(*(_from_shown(part) for part in parts)), flags)
-        except OSError:
-            raise missing from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise missing
-        if not _is_inside(str(Path(f"/proc/self/fd/{fd}").readlink()), os.path.realpath(root)):
+                if self._is_here(node):
+                    fd, size_bytes = await asyncio.to_thread(open_output, self._home.output_dir(run.id), path)
+                    return read_parts(fd, size_bytes), size_bytes
+                first = await self._chunk(node, ReadOutput(run=run.id, path=path, limit=CHUNK_BYTES))
+                return self._chunks(node, run.id, path, first), first.size_bytes
+            except RacimoError as error:
+                if error.code in AWAY:
+                    away.append(node)
+                elif error.code == "output-missing":
+                    missing = missing or error
+                else:
+                    raise
+        if away:
+            names = ", ".join(away)
             raise RacimoError(
-                "output-missing", f"the output {path!r} is a link that leads out of the run's output folder"
+                "unreachable", f"no output {path!r} on the nodes that answer; {names} does not", "racimo nodes"
             )
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, status.st_size
+        raise missing or RacimoError("output-missing", f"there is no output {path!r}", f"racimo get {run.id}")
+
+    async def _nodes(self, run: Run, only: str) -> list[str]:
+        """Where it may be, the node first that counts most."""
+        nodes = by_weight(run, await self._loop.records(run.id))
+        here = self._carrier.local_node
+        if not any(self._is_here(node) for node in nodes):
+            nodes.append(here)  # such as what an older attempt's node has sent here
+        if not only:
+            return nodes
+        if only not in nodes:
+            raise RacimoError("node-unknown", f"{run.id} was never on node {only!r}", f"racimo show {run.id}")
+        return [only]
+
+    def _is_here(self, node: str) -> bool:
+        return node in ("", self._carrier.local_node)
+
+    async def _list_on(self, run: str, node: str) -> Iterable[OutputFile] | None:
+        """None if the node does not answer."""
+        if self._is_here(node):
+            return await asyncio.to_thread(list_outputs, self._home.output_dir(run))
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                reply = await self._ask(node, ListOutputs(run=run))
+        except TimeoutError:
+            return None
+        except RacimoError as error:
+            if error.code not in AWAY:
+                raise
+            return None
+        assert isinstance(reply, OutputList)
+        return reply.files
+
+    async def _ask(self, node: str, body: ListOutputs | ReadOutput) -> object:
+        if node not in self._carrier.connected_nodes:
+            raise RacimoError("unreachable", f"node {node} does not answer", "racimo nodes")
+        return await self._carrier.request(node, body)
+
+    async def _chunk(self, node: str, body: ReadOutput) -> OutputChunk:
+        reply = await self._ask(node, body)
+        assert isinstance(reply, OutputChunk)
+        return reply
+
+    async def _chunks(self, node: str, run: str, path: str, first: OutputChunk) -> Parts:
+        """The whole file, the next piece already under way while one is passed on."""
+        chunk, offset = first, 0
+        following: asyncio.Task[OutputChunk] | None = None
+        try:
+            while offset < first.size_bytes:
+                offset += len(chunk.content)
+                if not chunk.content or chunk.size_bytes < first.size_bytes:
+                    raise OSError("an output became shorter while it was read")
+                if offset < first.size_bytes:
+                    body = ReadOutput(run=run, path=path, offset=offset, limit=CHUNK_BYTES)
+                    following = asyncio.create_task(self._chunk(node, body))
+                # What was written behind the size that was announced does not belong to this answer.
+                yield chunk.content[: len(chunk.content) - max(0, offset - first.size_bytes)]
+                if following is not None:
+                    chunk, following = await following, None
+        finally:
+            if following is not None:
+                following.cancel()
 
 
-def _is_inside(real_path: str, real_root: str) -> bool:
-    return real_path.startswith(real_root.rstrip("/") + "/")
+def by_weight(run: Run, records: Iterable[Record]) -> list[str]:
+    """The nodes of a run: those of its newest attempt first, in the order of their lowest rank there; a worker that is
+    gone ranks behind those that live or have finished."""
+    newest: dict[str, tuple[int, bool, int]] = {}
+    for record in records:
+        event = record.event
+        if not isinstance(event, AttemptPlanned | WorkersPlanned):
+            continue
+        for place in event.placements:
+            worker = run.workers.get(place.index) if event.attempt == run.attempt else None
+            gone = worker is None or (worker.exit is not None and worker.exit.outcome != "finished")
+            weight = (-event.attempt, gone, place.index)
+            newest[place.node] = min(newest.get(place.node, weight), weight)
+    return sorted(newest, key=newest.__getitem__)
 
 
-async def read_parts(fd: int, size_bytes: int) -> AsyncGenerator[bytes, None]:
+async def read_parts(fd: int, size_bytes: int) -> Parts:
     """The first `size_bytes` of an open file, which is closed at the end."""
     try:
         offset = 0

@@ -21,7 +21,7 @@ from racimo.control.views import (
     LogLine,
     NodeView,
     OkView,
-    OutputView,
+    OutputsView,
     ReportsView,
     RunProgress,
     RunView,
@@ -92,7 +92,8 @@ CALLS: tuple[Call, ...] = (
     Call(
         method="GET", path="/v1/runs/{id}/logs", handler=Api.logs, gives=LogLine, body="lines",
         query={"follow": _FOLLOW, "worker": "only this one: its index or id",
-               "tail": "begin with so many lines of each stream of each worker"},
+               "tail": "begin with so many lines of each stream of each worker",
+               "from": "go on at these offsets: ATTEMPT/INDEX:OUT:ERR;..."},
         summary="Output lines of all workers of all attempts, secrets taken out.",
     ),
     Call(
@@ -109,12 +110,12 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(method="GET", path="/v1/runs/{id}/why", handler=Api.why, gives=Reason, summary="Why the run is where it is."),
     Call(
-        method="GET", path="/v1/runs/{id}/outputs", handler=Api.outputs, gives=list[OutputView],
-        summary="Files in the run's output folder.",
+        method="GET", path="/v1/runs/{id}/outputs", handler=Api.outputs, gives=OutputsView,
+        query={"node": "only what lies on this node"}, summary="Files that the run left behind, on all its nodes.",
     ),
     Call(
         method="GET", path="/v1/runs/{id}/outputs/{path:path}", handler=Api.output, gives=bytes, body="bytes",
-        summary="One output.",
+        query={"node": "from this node"}, summary="One output.",
     ),
     Call(
         method="POST", path="/v1/runs/{id}/exec", handler=Api.exec, takes=ExecRequest, gives=(LogLine, ExecExitView),

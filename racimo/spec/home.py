@@ -72,6 +72,11 @@ class Home(msgspec.Struct, frozen=True):
         """The last MB of each worker's logs on other nodes, as `RUN/ATTEMPT/INDEX/{out,err}.log`."""
         return self.root / "control" / "logs"
 
+    @property
+    def merged_reports_dir(self) -> Path:
+        """What runs on several nodes reported, as `RUN.jsonl`."""
+        return self.root / "control" / "reports"
+
     # Control process
     @property
     def journal_file(self) -> Path:

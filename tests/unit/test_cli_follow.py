@@ -18,6 +18,7 @@ from racimo.spec.run import RunSpec
 from racimo.state.nouns import Exit, Failure, Reason
 
 LOGS, RUN, OUTPUTS = "GET /v1/runs/echo-1/logs", "GET /v1/runs/echo-1", "GET /v1/runs/echo-1/outputs"
+NO_OUTPUTS = {"files": []}
 QUIET = Screen(quiet=True)
 RAISED = Failure(
     code="worker-raised",
@@ -44,7 +45,7 @@ def same_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_output_goes_where_the_command_sent_it(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED, OUTPUTS: []})
+    stage = Stage(tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED, OUTPUTS: NO_OUTPUTS})
     assert follow(stage.client, run_view()) == 0
     out, err = capsys.readouterr()
     assert out == "to out\n"
@@ -60,7 +61,7 @@ def test_several_workers_are_told_apart(tmp_path: Path, same_stage: None, capsys
 def test_with_json_stdout_holds_the_view_alone(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: []})
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: NO_OUTPUTS})
     assert follow(stage.client, run_view(), as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["status"] == "succeeded"
@@ -94,7 +95,7 @@ def test_a_waiting_run_says_why_while_it_waits_and_only_when_that_changes(
     import httpx
 
     logs = lambda request: httpx.Response(200, content=lines_after_the_start())  # noqa: E731
-    stage = Stage(tmp_path, {LOGS: logs, RUN: views, OUTPUTS: []})
+    stage = Stage(tmp_path, {LOGS: logs, RUN: views, OUTPUTS: NO_OUTPUTS})
     assert follow(stage.client, first) == 0
     err = capsys.readouterr().err
     assert err.count("echo-1 waits: 3 devices are busy") == 1
@@ -175,7 +176,7 @@ def test_who_comes_back_sees_the_end_too(tmp_path: Path, same_stage: None, capsy
 def test_who_comes_back_with_json_gets_lines(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: []})
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: NO_OUTPUTS})
     assert follow(stage.client, run_view(), as_json=True, came_back=True) == 0
     assert json.loads(capsys.readouterr().out) == {"worker": "echo-1/1/0", "stream": "out", "text": "a"}
 
@@ -184,10 +185,10 @@ def test_a_run_that_wrote_something_says_how_to_fetch_it(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = [OutputView(path="model.pt", size_bytes=1, modified_wall_s=0.0)]
-    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: written})
+    stage = Stage(tmp_path, {LOGS: stream(line("a")), RUN: ENDED, OUTPUTS: {"files": written}})
     follow(stage.client, run_view())
     assert capsys.readouterr().err.endswith("racimo: echo-1 outputs: racimo get echo-1\n")
-    stage.answers[OUTPUTS] = []
+    stage.answers[OUTPUTS] = NO_OUTPUTS
     follow(stage.client, run_view())
     assert "racimo get" not in capsys.readouterr().err
 
@@ -295,7 +296,7 @@ def test_a_run_whose_workers_do_not_start_says_once_what_it_waits_for_even_if_qu
         in_watch = threading.current_thread() is not threading.main_thread()
         return httpx.Response(200, content=msgspec.json.encode(unstarted if in_watch else ENDED))
 
-    stage = Stage(tmp_path, {LOGS: logs, RUN: run, OUTPUTS: [], "GET /v1/cluster": cluster})
+    stage = Stage(tmp_path, {LOGS: logs, RUN: run, OUTPUTS: NO_OUTPUTS, "GET /v1/cluster": cluster})
     assert follow(stage.client, unstarted, quiet=quiet) == 0
     out, err = capsys.readouterr()
     assert out == "late\n"

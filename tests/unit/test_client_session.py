@@ -177,8 +177,10 @@ def test_a_download_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_lists_are_decoded_into_views(tmp_path: Path) -> None:
     outputs = [OutputView(path="a", size_bytes=1, modified_wall_s=0.0)]
-    stage = Stage(tmp_path, {"GET /v1/runs/r-1/outputs": outputs, "GET /v1/runs": [run_view()]})
+    answered = {"files": outputs, "away": ["n2"]}
+    stage = Stage(tmp_path, {"GET /v1/runs/r-1/outputs": answered, "GET /v1/runs": [run_view()]})
     assert stage.client.outputs("r-1") == outputs
+    assert stage.said[-1] == "outputs that lie only on n2 are not listed: no answer from there"
     assert stage.client.runs(all=True, limit=3) == [run_view()]
     assert dict(stage.requests[-1].url.params) == {"all": "1", "limit": "3"}
     assert isinstance(stage.client.runs()[0], RunView)

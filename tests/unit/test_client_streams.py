@@ -5,10 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 from client_stage import CUT, Stage, Turns, run_view, stream
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from racimo.client.streams import position_after
 from racimo.control.views import LogLine, RunProgress
 from racimo.spec.errors import RacimoError
 from racimo.state.events import Record, StopRequested
@@ -18,8 +15,13 @@ LOGS, RUN = "GET /v1/runs/r-1/logs", "GET /v1/runs/r-1"
 ENDED = run_view(status="succeeded")
 
 
-def line(text: str, worker: int = 0, stream: str = "out") -> LogLine:
-    return LogLine(worker=f"r-1/1/{worker}", stream=stream, text=text)
+def line(text: str, worker: int = 0, stream: str = "out", *, at: int = 0) -> LogLine:
+    """`at`: which line of its stream it is, from 1 on; 0 is a word of ours."""
+    return LogLine(worker=f"r-1/1/{worker}", stream=stream, text=text, offset=10 * at)
+
+
+def asked(stage: Stage) -> list[dict[str, str]]:
+    return [dict(request.url.params) for request in stage.requests if request.url.path.endswith("logs")]
 
 
 def texts(stage: Stage, **settings: object) -> list[str]:
@@ -33,44 +35,50 @@ def test_without_follow_the_log_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_cut_stream_goes_on_where_it_was(tmp_path: Path) -> None:
-    first = stream(line("a"), line("x", 1), line("e", stream="err"), line("b"), CUT)
-    # after the restart the merged order may differ; per worker and stream it does not
-    second = stream(line("e", stream="err"), line("a"), line("b"), line("c"), line("x", 1), line("y", 1))
+    """kuberay#1047, ray#44561: a restart of the head loses no line, and nothing is read again for it."""
+    first = stream(line("a", at=1), line("x", 1, at=1), line("e", stream="err", at=1), line("b", at=2), CUT)
+    second = stream(line("c", at=3), line("y", 1, at=2))
     stage = Stage(tmp_path, {LOGS: Turns(first, httpx.ConnectError("refused"), second), RUN: ENDED})
     assert texts(stage, follow=True) == ["a", "x", "e", "b", "c", "y"]
+    assert asked(stage)[-1] == {"follow": "1", "from": "1/1:10:0;1/0:20:10"}
 
 
-def test_equal_lines_are_all_shown(tmp_path: Path) -> None:
-    first, second = stream(line("same"), line("same"), CUT), stream(*[line("same")] * 4)
+def test_lines_that_come_again_all_the_same_are_dropped(tmp_path: Path) -> None:
+    first = stream(line("a", at=1), line("b", at=2), CUT)
+    second = stream(line("n", at=0), line("a", at=1), line("b", at=2), line("b", at=3), line("n", at=0))
     stage = Stage(tmp_path, {LOGS: Turns(first, second), RUN: ENDED})
-    assert texts(stage, follow=True) == ["same"] * 4
+    assert texts(stage, follow=True) == ["a", "b", "n", "b"]
+
+
+def test_more_workers_than_an_address_holds_are_read_again_and_shown_once(tmp_path: Path) -> None:
+    all_lines = [line(str(index), index, at=1) for index in range(4_000)]
+    stage = Stage(
+        tmp_path, {LOGS: Turns(stream(*all_lines, CUT), stream(*all_lines, line("new", 7, at=2))), RUN: ENDED}
+    )
+    assert texts(stage, follow=True) == [*(one.text for one in all_lines), "new"]
+    assert 30_000 < len(asked(stage)[-1]["from"]) < 32_000
 
 
 def test_a_stream_that_ends_although_the_run_goes_on_is_taken_up_again(tmp_path: Path) -> None:
     stage = Stage(
         tmp_path,
-        {LOGS: Turns(stream(line("a")), stream(line("a"), line("b"))), RUN: Turns(run_view(), ENDED)},
+        {LOGS: Turns(stream(line("a", at=1)), stream(line("b", at=2))), RUN: Turns(run_view(), ENDED)},
     )
     assert texts(stage, follow=True) == ["a", "b"]
 
 
-def test_a_tail_goes_on_by_the_newest_lines_seen(tmp_path: Path) -> None:
-    old = [line(str(number)) for number in range(100)]
-    stage = Stage(
-        tmp_path,
-        {
-            LOGS: Turns(
-                stream(*old[-2:], line("new 1"), CUT),
-                stream(*old, line("new 1"), line("new 2")),  # read once, to find the place
-                stream(*old, line("new 1"), line("new 2"), line("new 3")),
-            ),
-            RUN: ENDED,
-        },
-    )
-    assert texts(stage, follow=True, tail=2) == ["98", "99", "new 1", "new 2", "new 3"]
-    assert [dict(r.url.params) for r in stage.requests if r.url.path.endswith("logs")] == [
-        {"follow": "1", "tail": "2"}, {"follow": "0"}, {"follow": "1"},
-    ]  # fmt: skip
+@pytest.mark.parametrize(("tail", "kept"), [(2, {}), (0, {"tail": "0"})])
+def test_a_tail_goes_on_behind_the_newest_lines_seen(tmp_path: Path, tail: int, kept: dict[str, str]) -> None:
+    first = stream(line("98", at=98), line("99", at=99), CUT)
+    stage = Stage(tmp_path, {LOGS: Turns(first, stream(line("100", at=100))), RUN: ENDED})
+    assert texts(stage, follow=True, tail=tail) == ["98", "99", "100"]
+    assert asked(stage) == [{"follow": "1", "tail": str(tail)}, {"follow": "1", "from": "1/0:990:0", **kept}]
+
+
+def test_a_tail_that_was_cut_before_its_first_line_begins_anew(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, {LOGS: Turns(stream(CUT), stream(line("99", at=99))), RUN: ENDED})
+    assert texts(stage, follow=True, tail=1) == ["99"]
+    assert asked(stage) == [{"follow": "1", "tail": "1"}] * 2
 
 
 def test_without_a_supervisor_a_cut_stream_is_an_error(tmp_path: Path) -> None:
@@ -114,13 +122,3 @@ def test_an_exec_that_was_cut_is_not_run_again(tmp_path: Path) -> None:
     with pytest.raises(RacimoError) as caught:
         list(stage.client.exec("r-1", ["rm", "x"]))
     assert caught.value.code == "unreachable" and len(stage.requests) == 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from("ab"), max_size=12), st.data())
-def test_the_place_found_follows_the_lines_seen(log: list[str], data: st.DataObject) -> None:
-    seen = data.draw(st.integers(0, len(log)))
-    newest = log[max(0, seen - 3) : seen]
-    place = position_after(log, newest)
-    assert not newest or log[place - len(newest) : place] == newest
-    assert place >= seen or not newest

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racimo.agent.logs import enforce_cap, read_log
-from racimo.agent.protocol import LogChunk
+from racimo.agent.outputs import list_outputs, open_output
 from racimo.control.clock import ClusterClock
-from racimo.control.log_streams import LineSplitter, LogReader, start_of_tail
+from racimo.control.log_lines import LineSplitter, parse_positions, start_of_tail
+from racimo.control.log_source import Part, Place
+from racimo.control.log_streams import LogReader, Told
 from racimo.control.openapi import describe, page
-from racimo.control.outputs import list_outputs, open_output, read_parts
+from racimo.control.outputs import read_parts
 from racimo.control.progress import Commit, last_commit
 from racimo.control.redaction import Redactor
 from racimo.control.routes import CALLS
@@ -82,15 +84,29 @@ def test_lines_do_not_depend_on_how_the_bytes_came(content: bytes, size: int) ->
     whole, parts = LineSplitter(), LineSplitter()
     once = whole.feed(content)
     several = [line for at in range(0, len(content), size) for line in parts.feed(content[at : at + size])]
-    assert once == several and whole.rest == parts.rest
-    assert b"\n".join([*once, whole.rest]) == content
+    assert once == several and (whole.rest, whole.at) == (parts.rest, parts.at)
+    assert b"\n".join([*(line for _, line in once), whole.rest]) == content
+    for end, line in once:  # whoever goes on behind a line misses nothing and reads nothing twice
+        assert content[:end].endswith(line + b"\n")
+    assert content[whole.at :] == whole.rest
 
 
 def test_a_line_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("racimo.control.log_streams.MAX_LINE_BYTES", 10)
-    splitter = LineSplitter()
-    assert splitter.feed(b"x" * 25) == [b"x" * 10, b"x" * 10]
-    assert splitter.feed(b"y\nz") == [b"xxxxxy"]
+    monkeypatch.setattr("racimo.control.log_lines.MAX_LINE_BYTES", 10)
+    splitter = LineSplitter(100)
+    assert splitter.feed(b"x" * 25) == [(110, b"x" * 10), (120, b"x" * 10)]
+    assert splitter.feed(b"y\nz") == [(127, b"xxxxxy")]
+    splitter.jump(500)
+    assert splitter.feed(b"a\n") == [(502, b"a")]
+
+
+def test_positions_come_as_a_client_says_them() -> None:
+    assert parse_positions("1/0:12:0;2/31:5:70") == {(1, 0): (12, 0), (2, 31): (5, 70)}
+    assert parse_positions("") == {}
+    for wrong in ("1/0", "1/0:a:b", "1:1:1", "1/0:1:1:1", "x;y"):
+        with pytest.raises(RacimoError) as caught:
+            parse_positions(wrong)
+        assert caught.value.code == "invalid-request"
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=6), st.booleans(), st.integers(0, 8))
@@ -113,14 +129,14 @@ def test_what_was_dropped_from_a_log_is_told_on_stderr_and_not_in_the_output(tmp
         pytest.skip(f"this file system punches no holes: {error}")
 
     class OneLog:
-        async def read(self, worker: str, stream: str, offset: int, limit: int, follow: bool) -> LogChunk:
+        async def read(self, place: Place, stream: str, offset: int, limit: int, follow: bool) -> Part:
             begin, part = read_log(log, offset, limit)
-            return LogChunk(offset=begin, content=part, ended=not part)
+            return Part(offset=begin, content=part, ended=not part)
 
     async def lines() -> list[LogLine]:
         queue: asyncio.Queue[list[LogLine] | None] = asyncio.Queue()
-        reader = LogReader(OneLog(), "r/1/0", "out", Redactor([]), lambda: True)  # type: ignore[arg-type]
-        await reader.run(queue, follow=True)
+        place, told = Place.of("r/1/0", "n1"), Told(queue, Redactor([]))
+        await LogReader(OneLog(), place, "out", told, lambda: True).run(follow=True)  # type: ignore[arg-type]
         return [line for lines in iter(lambda: None if queue.empty() else queue.get_nowait(), None) for line in lines]
 
     notice, *rest = asyncio.run(lines())

@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from control_stage import HEADERS, Stage, stage
 
 from racimo.control import service_log
 from racimo.control.server import Server, listen
+from racimo.control.views import LogLine
 
 
 @asynccontextmanager
@@ -80,8 +82,8 @@ def test_a_burst_of_output_arrives_whole_and_in_order(tmp_path: Path) -> None:
             made.agent.script["many",] = b"".join(b"%d\n" % number for number in range(100_000))
             run = (await made.submit("many"))["id"]
             async with client.stream("GET", f"/v1/runs/{run}/logs", params={"follow": 1}) as answer:
-                texts = [line.partition('"text":"')[2].rstrip('"}') async for line in answer.aiter_lines() if line]
-            assert texts == [str(number) for number in range(100_000)]
+                lines = [msgspec.json.decode(line, type=LogLine) async for line in answer.aiter_lines() if line]
+            assert [line.text for line in lines] == [str(number) for number in range(100_000)]
 
     asyncio.run(check())
 

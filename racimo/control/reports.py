@@ -1,0 +1,133 @@
+"""What the workers of a run reported, from all nodes: first wins per step and name.
+
+A run on one node is read there. Once it has been on several, their lines are merged into a file at the head, in the
+order in which they came here: a client's position in it means the same after a restart and without those nodes. The
+first node's come first, so that positions from before there was a second stay right.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from racimo.agent.protocol import ReadReports, Report, ReportBatch
+from racimo.control.carrier import Carrier
+from racimo.control.views import ReportsView
+from racimo.spec.errors import RacimoError
+from racimo.state.nouns import Run
+
+MAX_OPEN_RUNS = 64
+"""Runs whose merged reports are held in memory; others are read again from their file."""
+MAX_LINES = 100_000
+"""Of one run, as at its agents."""
+BATCH_LINES = 5_000
+ASK_TIMEOUT_S = 5.0
+AWAY = ("unreachable", "node-unknown")
+
+
+class _Merged:
+    """One run's reports: the file, and how far each node was read in this process's life."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[Report] = []
+        self._seen: set[tuple[int, str]] = set()
+        self.read_upto: dict[str, int] = {}
+        self.lock = asyncio.Lock()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        for line in content.split(b"\n"):
+            try:
+                self._keep(msgspec.json.decode(line, type=Report))
+            except msgspec.DecodeError:
+                continue  # the end of the file, or what a full disk cut off
+
+    def add(self, reports: tuple[Report, ...]) -> None:
+        """Keeps what is new. `OSError` if the disk does not take it; then it is read again."""
+        fresh: list[Report] = []
+        seen = set(self._seen)
+        for report in reports:
+            values = {name: value for name, value in report.values.items() if (report.step, name) not in seen}
+            if values and len(self.lines) + len(fresh) < MAX_LINES:
+                fresh.append(Report(step=report.step, values=values))
+                seen.update((report.step, name) for name in values)
+        if fresh:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self._path, "ab") as file:
+                file.write(b"".join(msgspec.json.encode(report) + b"\n" for report in fresh))
+        for report in fresh:
+            self._keep(report)
+
+    def _keep(self, report: Report) -> None:
+        self.lines.append(report)
+        self._seen.update((report.step, name) for name in report.values)
+
+
+class ReportBoard:
+    """The reports of all runs, below `folder` where they were merged."""
+
+    def __init__(self, carrier: Carrier, folder: Path) -> None:
+        self._carrier, self._folder = carrier, folder
+        self._open: dict[str, _Merged] = {}
+
+    async def read(self, run: Run, after: int, limit: int) -> ReportsView:
+        """Lines from number `after` on. `RacimoError` unreachable if the only node of the run does not answer."""
+        nodes = run.nodes or (self._carrier.local_node,)
+        path = self._path(run.id)
+        if len(nodes) == 1 and not path.exists():
+            batch = await self._ask(nodes[0], run.id, after, limit)
+            return ReportsView(next=batch.next, reports=batch.reports)
+        merged = self._merged(run.id)
+        async with merged.lock:
+            away = []
+            for node in nodes:  # one after the other: the order of the first merge is that of the nodes
+                if not await self._read_node(merged, run.id, node):
+                    away.append(node)
+        chosen = tuple(merged.lines[after : after + limit])
+        return ReportsView(next=after + len(chosen), reports=chosen, away=tuple(away))
+
+    def forget_all_but(self, kept: Callable[[str], bool]) -> None:
+        """Drops what was merged of runs that are not `kept`. Blocks on the disk."""
+        for path in self._folder.glob("*.jsonl"):
+            if not kept(path.stem):
+                self._open.pop(path.stem, None)
+                path.unlink(missing_ok=True)
+
+    async def _read_node(self, merged: _Merged, run: str, node: str) -> bool:
+        """Takes what a node has; False if it does not answer."""
+        if node not in self._carrier.connected_nodes:
+            return False
+        while True:
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    batch = await self._ask(node, run, merged.read_upto.get(node, 0), BATCH_LINES)
+            except TimeoutError:
+                return False
+            except RacimoError as error:
+                if error.code in AWAY:
+                    return False
+                raise
+            if not batch.reports:
+                return True
+            await asyncio.to_thread(merged.add, batch.reports)
+            merged.read_upto[node] = batch.next
+
+    async def _ask(self, node: str, run: str, after: int, limit: int) -> ReportBatch:
+        reply = await self._carrier.request(node, ReadReports(run=run, after=after, limit=limit))
+        assert isinstance(reply, ReportBatch)
+        return reply
+
+    def _merged(self, run: str) -> _Merged:
+        if run not in self._open:
+            if len(self._open) >= MAX_OPEN_RUNS:
+                idle = next((name for name, one in self._open.items() if not one.lock.locked()), None)
+                if idle is not None:
+                    del self._open[idle]
+            self._open[run] = _Merged(self._path(run))
+        return self._open[run]
+
+    def _path(self, run: str) -> Path:
+        return self._folder / f"{run}.jsonl"
