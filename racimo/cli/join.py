@@ -49,7 +49,7 @@ def _join(args: argparse.Namespace) -> int:
     if args.output == "json":
         write_json({"cluster": msgspec.to_builtins(joined.cluster), "node": msgspec.to_builtins(joined.node)})
         return 0
-    talk(f"this machine is node {joined.node.id} of the cluster at {joined.cluster.address or args.address}")
+    talk(f"this machine is node {joined.node.id} of the cluster at {args.address}")
     write(f"{joined.node.id}  {devices_words(joined.node)}")
     talk("racimo nodes shows all of them, racimo run starts work on them, racimo down leaves the cluster")
     return 0

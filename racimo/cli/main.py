@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "up": Command("service", "cluster", "start a cluster on this machine"),
     "down": Command("service", "cluster", "end it and all its work; on a machine that joined: leave"),
     "join": Command("join", "cluster", "make this machine a node of a cluster elsewhere"),
+    "add": Command("add", "cluster", "the same over ssh: racimo add user@host ..."),
     "nodes": Command("nodes", "cluster", "machines, how they are, their devices and who holds them"),
     "drain": Command("nodes", "cluster", "let a node go: what runs there moves or ends"),
     "backup": Command("backup", "cluster", "all that makes this cluster, in one file"),

@@ -230,7 +230,14 @@ def _undone_on_failure(home: Home) -> Iterator[None]:
 
 def forget_cluster(home: Home) -> None:
     """Removes what makes this home a node of its cluster; outputs, logs and its name stay."""
-    for path in (home.join_file, home.cluster_file, home.certificate_file, home.token_file, home.link_file):
+    for path in (
+        home.join_file,
+        home.cluster_file,
+        home.certificate_file,
+        home.token_file,
+        home.config_file,
+        home.link_file,
+    ):
         path.unlink(missing_ok=True)
 
 
