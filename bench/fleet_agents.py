@@ -56,6 +56,8 @@ class FakeAgent:
     workers: dict[str, bool] = field(default_factory=dict)
     """Worker to whether it has exited."""
     fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has got work, which it beats at once."""
 
     @property
     def name(self) -> str:
@@ -133,10 +135,14 @@ class FakeAgent:
     async def _beat(self, writer: asyncio.StreamWriter, accepted: protocol.LinkAccepted) -> None:
         number = 0
         while True:
-            busy = not all(self.workers.values())
-            await asyncio.sleep(accepted.beat_busy_s if busy else accepted.beat_idle_s)
+            next_s = accepted.beat_idle_s if all(self.workers.values()) else accepted.beat_busy_s
             number += 1
-            writer.write(encode_frame(protocol.Beat(number=number)))
+            writer.write(encode_frame(protocol.Reply(0, protocol.Beat(number=number, next_s=next_s))))
+            try:
+                await asyncio.wait_for(self.changed.wait(), next_s)
+            except TimeoutError:
+                pass
+            self.changed.clear()
 
     async def _answer(self, writer: asyncio.StreamWriter, request: protocol.Request) -> None:
         reply = await self._reply(request.body)
@@ -180,6 +186,7 @@ class FakeAgent:
     def _start(self, worker: str) -> None:
         if worker not in self.workers:
             self.workers[worker] = False
+            self.changed.set()
             run, attempt, index = parse_worker_id(worker)
             self._happened(WorkerStarted(run=run, attempt=attempt, index=index, pid=FAKE_PID))
 
