@@ -45,14 +45,14 @@ class Family:
         return process
 
     def members(self) -> set[int]:
-        """Pids of all that live: sessions of recorded leaders, children of this process and what bears our mark."""
+        """Pids of all that live: the sessions of the recorded leaders, and what bears our mark (Ray's workers write
+        their titles over it)."""
         leaders = dict(self._leaders())
-        own, found = os.getpid(), set()
-        for pid, parent, session, ticks in _processes():
+        found = set()
+        for pid, _, session, ticks in _processes():
             led = session in leaders and ticks >= leaders[session] and _same_or_gone(session, leaders[session])
-            if parent == own or led or self._bears_mark(pid):
+            if led or self._bears_mark(pid):
                 found.add(pid)
-        found.discard(own)
         return found
 
     async def end(self, grace_s: float) -> int:

@@ -28,13 +28,14 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
 START_MOST_S = 90.0
-"""From the start of Ray until its node service listens; then it is started anew."""
-LOOK_S = 0.1
+"""A Ray that has not started by then is started anew."""
+LOOK_S = 0.25
+"""Between looks at the parts of a Ray that is starting."""
 DELAY_MOST_S = 15.0
 STABLE_AFTER_S = 30.0
 """A Ray that lived this long is started again at once."""
 FAILURES_MOST = 4
-"""After so many short lives in a row the head's Ray loses its memory."""
+"""After so many vain starts in a row the head's Ray loses its memory."""
 HEAD_TRY_S = 2.0
 DRIVER_SILENT_S = 60.0
 """A driver that says nothing for this long (it is to speak every 15 s) hangs, and is started again."""
@@ -85,10 +86,6 @@ class Keeper:
             await self._family.end(0.0)
             if time.monotonic() - began_s >= STABLE_AFTER_S:
                 self._delay_s = 0.0
-                self._failures = 0
-            self._failures += 1
-            if self._failures % FAILURES_MOST == 0:
-                self._drop_state()
             self._say("down", reason)
             await asyncio.sleep(self._delay_s)
             self._delay_s = next_delay_s(self._delay_s or 0.5, DELAY_MOST_S)
@@ -97,8 +94,9 @@ class Keeper:
         """What the head's Ray keeps on disk may be what it dies of, and holds nothing that is not made again."""
         state = places.folder(self._home) / "state"
         if state.exists():
-            log.warning("Ray ended %d times: it begins anew, without what it knew", self._failures)
+            log.warning("Ray could not start %d times: it begins anew, without what it knew", self._failures)
             shutil.rmtree(state, ignore_errors=True)
+        self._failures = 0
 
     async def _node_named(self) -> None:
         """Waits for the agent's first start, which draws the node's id."""
@@ -135,6 +133,10 @@ class Keeper:
             command = places.start_command(self._home, place, node, block)
             engine = await self._family.start(ENGINE, command, environment, file)
         code = await self._live(engine, place, block, environment)
+        assert self._status is not None
+        self._failures = self._failures + 1 if self._status.state == "starting" else 0
+        if self._failures == FAILURES_MOST:
+            self._drop_state()
         with open(output, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_TAIL_BYTES))
             said = file.read().decode(errors="replace")
@@ -160,48 +162,53 @@ class Keeper:
         last address, too, which would keep the head from starting there again."""
         folder = places.session_folder(self._home)
         make_private_folder(folder.parent)
-        if folder.is_dir():
-            (folder / "ray_current_cluster").unlink(missing_ok=True)
-            sessions = sorted(folder.glob("session_2*"), key=lambda session: session.name)
-            for session in sessions[:-1]:  # the last one's logs say why it ended
-                shutil.rmtree(session, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        (folder / places.STARTED_FILE).unlink(missing_ok=True)
+        sessions = sorted(folder.glob("session_2*"), key=lambda session: session.name)
+        for session in sessions[:-1]:  # the last one's logs say why it ended
+            shutil.rmtree(session, ignore_errors=True)
 
     async def _live(self, engine: Process, place: places.Place, block: int, environment: dict[str, str]) -> int | None:
         """Until a part of Ray ends. Its exit code, None if the process around it still lives."""
-        ended = asyncio.create_task(engine.wait(), name="engine")
-        watching: list[asyncio.Task[object]] = [ended]
+        watching: list[asyncio.Task[object]] = [asyncio.create_task(engine.wait(), name="engine")]
         try:
-            up = asyncio.create_task(self._listens(place.own_host, block), name="listens")
+            up = asyncio.create_task(self._started(engine.pid), name="started")
             watching.append(up)
-            await asyncio.wait({ended, up}, return_when=asyncio.FIRST_COMPLETED, timeout=START_MOST_S)
-            if ended.done():
+            await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED, timeout=START_MOST_S)
+            if engine.returncode is not None or (up.done() and not up.result()):
                 return engine.returncode
             if not up.done():
                 raise RacimoError("start-failed", f"Ray did not start within {START_MOST_S:g} s")
             self._say("up", address=place.address, ports=places.ports(place, block))
+            watching.remove(up)
             core = [pid for pid, name in children(engine.pid) if name in CORE_PARTS]
             watching += [asyncio.create_task(_end_of(pid), name=f"end of {pid}") for pid in core]
             if place.is_head:
                 watching.append(asyncio.create_task(self._drive(environment), name="driver"))
-            await asyncio.wait(watching[:1] + watching[2:], return_when=asyncio.FIRST_COMPLETED)
-            for task in watching:
-                if task.done() and not task.cancelled() and task.exception() is not None:
-                    task.result()
+            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
             return engine.returncode
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    async def _listens(self, host: str, port: int) -> None:
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(host, port)
-            except OSError:
-                await asyncio.sleep(LOOK_S)  # nothing tells when another process begins to listen
-                continue
-            writer.close()
-            return
+    async def _started(self, engine: int) -> bool:
+        """Waits until Ray says that it has started. False if a part has died first, which Ray would wait for."""
+        folder, seen = places.session_folder(self._home), set[int]()
+        watcher = FileWatcher()
+        try:
+            with watcher.watch(folder) as watch:
+                while not (folder / places.STARTED_FILE).exists():
+                    core = {pid for pid, name in children(engine) if name in CORE_PARTS}
+                    if seen - core:
+                        return False
+                    seen = core
+                    await watch.pulse.wait(LOOK_S)
+        finally:
+            watcher.close()
+        return True
 
     async def _drive(self, environment: dict[str, str]) -> None:
         """Keeps the driver of the relays running as long as Ray does."""

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,8 @@ OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray takes. Nothing of ours goes through it."""
 MAX_SESSION_PATH_BYTES = 40
 """Ray appends some 65 bytes to its folder for its sockets, whose paths hold 107."""
+STARTED_FILE = "ray_current_cluster"
+"""Written by `ray start` at its end."""
 NODE_RESOURCE = "racimo_node_"
 MARK_VARIABLE = "RACIMO_RAY"
 """In the environment of all that a Ray part starts: whose it is."""
@@ -117,11 +120,13 @@ def choose_block(home: Home, place: Place) -> int:
     """The first port of this machine's block. `RacimoError` start-failed if something else has ports of all blocks."""
     kept = folder(home) / "port"
     first, last = place.head_port + 1, place.head_port + BLOCK_PORTS * BLOCKS
+    blocks = list(range(first, last, BLOCK_PORTS))
     try:
-        before = int(kept.read_text())
+        wanted = int(kept.read_text())
     except (FileNotFoundError, ValueError):
-        before = first
-    for block in sorted(range(first, last, BLOCK_PORTS), key=lambda block: block != before):
+        # Several homes of one machine that start at once had better not want the same.
+        wanted = first if place.is_head else blocks[1 + zlib.crc32(os.fsencode(home.root)) % (BLOCKS - 1)]
+    for block in sorted(blocks, key=lambda block: block != wanted):
         if all(is_free(port) for port in range(block, block + BLOCK_PORTS)):
             write_whole(kept, str(block).encode())
             return block
