@@ -113,11 +113,11 @@ def _workers_on(state: State, node_id: str) -> Iterator[tuple[Run, Worker]]:
 
 def _gone(state: State, workers: list[Worker], now_s: float) -> Reason:
     node = state.nodes.get(workers[0].node)
-    what = ", ".join(f"worker {worker.index}" for worker in workers)
+    what = ("worker " if len(workers) == 1 else "workers ") + ", ".join(str(worker.index) for worker in workers)
     counts: dict[str, int | float] = {"workers": len(workers)}
     if node is None:
         text = f"{workers[0].node} was declared dead: {what} went with it"
         return Reason(code="node-forgotten", text=text, counts=counts)
     silent_s = max(0.0, now_s - node.silent_at_s)
-    text = f"{node.id} has not answered for {format_duration(silent_s)}: {what} counts as gone"
+    text = f"{node.id} has not answered for {format_duration(silent_s)}: {what} {'counts' if len(workers) == 1 else 'count'} as gone"
     return Reason(code="node-lost", text=text, counts={**counts, "silent_s": round(silent_s, 1)})
