@@ -127,6 +127,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     members: tuple[int, ...]
     reason: Reason
+    addresses: tuple[str, ...] = ()
+    """Where the members were when it was announced."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
