@@ -120,7 +120,10 @@ class Shipping:
 
     def _choose(self, transfer: Transfer, wanted: set[str], failed: set[str]) -> tuple[Transfer, PeerAddress] | None:
         """Who passes on the most of it, at the end of a chain rather than in its middle."""
-        peers = {node.id: peer for node in self._sources() if (peer := peer_of(node)) is not None}
+        nodes = {node.id: node for node in self._sources()}
+        if transfer.node not in nodes:
+            return None  # the head's own agent: from here to there is no way at all
+        peers = {name: peer for name, node in nodes.items() if (peer := peer_of(node)) is not None}
         best: tuple[tuple[int, int, int], Transfer] | None = None
         for other in (*self._active.values(), *self._past):
             if other.node == transfer.node or other.node in failed or other.node not in peers:

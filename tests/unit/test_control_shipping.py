@@ -22,6 +22,7 @@ class Cluster:
         self.snapshots = SnapshotStore(tmp_path / "blobs", tmp_path / "snapshots")
         self.hosts = {host.peer.node: host for host in made}
         self.dead: set[str] = set()
+        self.local = ""
         self.asked: list[tuple[str, Any]] = []
         self.shipping = Shipping(self.snapshots, self.request, self.sources)
 
@@ -37,7 +38,7 @@ class Cluster:
                 id=name, host=name, devices=(), address=host.peer.address, peer_port=host.peer.port,
                 peer_pin=host.peer.pin,
             )
-            for name, host in self.hosts.items() if name not in self.dead
+            for name, host in self.hosts.items() if name not in self.dead and name != self.local
         ]  # fmt: skip
 
     async def request(self, node: str, body: Any) -> Any:
@@ -74,6 +75,20 @@ def test_a_node_that_comes_later_gets_it_from_one_that_has_it(tmp_path: Path) ->
             await cluster.shipping.provide("h1", [name])
             await cluster.shipping.provide("h2", [name])
             assert cluster.shipping.sent_bytes == BIG and made[1].has(content)
+
+    play(scene)
+
+
+def test_the_heads_own_node_gets_it_on_the_spot_and_from_no_other_machine(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as made:
+            cluster = Cluster(tmp_path, made)
+            cluster.local = "h1"
+            content = os.urandom(BIG)
+            name = cluster.keep(content)
+            await cluster.shipping.provide("h2", [name])
+            await cluster.shipping.provide("h1", [name])
+            assert made[0].has(content) and not cluster.fetches()
 
     play(scene)
 
