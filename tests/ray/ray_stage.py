@@ -112,13 +112,12 @@ class Stage:
         status = self.head.status
         return status is not None and status.state == "up" and status.relays == {"head-1": "up", "node-2": "up"}
 
-    def ask_ray(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs a script that finds `ray` connected to this cluster as somebody with the token."""
+    def python(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script as somebody who has the token of this cluster's Ray, or what `environment` says."""
         token = self.head.home.node_dir / "ray" / "token"
         known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_ADDRESS": self.ray_address}
-        init = "import json, ray; ray.init(log_to_driver=False, _node_ip_address='127.0.77.1')\n"
         return subprocess.run(
-            [sys.executable, "-c", init + script], env=guardian.clean_environment() | known | environment,
+            [sys.executable, "-c", script], env=guardian.clean_environment() | known | environment,
             capture_output=True, text=True, timeout=WAIT_S,
         )  # fmt: skip
 

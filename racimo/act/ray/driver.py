@@ -27,6 +27,10 @@ NAMESPACE = "racimo"
 LOOK_S = 1.0
 """Between looks at Ray's list of nodes, which it does not offer to wait for."""
 PING_EVERY_S = 10.0
+PING_UNSETTLED_S = 2.0
+"""Where no agent answers yet."""
+SLOW_S = 20.0
+"""An unanswered call is a fault after this long: a relay that is made anew needs some 15 s, most of it Ray's notice."""
 SAY_EVERY_S = 15.0
 RESTARTS_WITHOUT_END = -1
 
@@ -37,7 +41,7 @@ class _Held:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.call: Any = None
-        self.due_s = 0.0
+        self.called_s = self.due_s = 0.0
         self.state: RelayState | None = None
         self.problem = "starting"
         self.unseen_since_s: float | None = None
@@ -100,7 +104,7 @@ class Driver:
         that cannot be reached only slow its return."""
         if held.call is not None:
             if not ray.wait([held.call], timeout=0)[0]:
-                if now_s > held.due_s:
+                if now_s > held.called_s + SLOW_S:
                     held.problem = "its devices are not free in Ray, or it does not answer"
                 return
             try:
@@ -109,9 +113,11 @@ class Driver:
             except ray.exceptions.RayActorError:
                 held.state, held.problem = None, "starting"
             held.call = None
-        if now_s < held.due_s and held.state is not None and held.state.agent != "starting":
+        if now_s < held.due_s and held.state is not None:
             return
-        held.due_s = now_s + PING_EVERY_S
+        settled = held.state is not None and held.state.agent == "up"
+        held.called_s = now_s
+        held.due_s = now_s + (PING_EVERY_S if settled else PING_UNSETTLED_S)
         if not node.own and held.state is not None and held.state.agent == "away":
             amounts = dict(node.held)
             slots = None if amounts.get("GPU") else int(amounts.get("CPU", 0))
