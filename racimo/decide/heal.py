@@ -44,7 +44,7 @@ def next_generation(run: Run) -> GenerationAnnounced | None:
             return None
     elif finished:
         members = tuple(index for index in members if index in run.generation.members)
-    if not members or (run.generation is not None and run.generation.members == members and not _moved(run)):
+    if not members or (run.generation is not None and run.generation.members == members and not moved(run)):
         return None
     return GenerationAnnounced(
         run=run.id, attempt=run.attempt, number=run.next_generation, members=members, reason=_change(run, members)
@@ -193,7 +193,7 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
     words = [_gone_words(run, worker) for worker in gone]
     words += [f"worker {index} joined" for index in came]
     if not words:
-        words = [f"worker {index} has another address" for index in _moved(run)]
+        words = [f"worker {index} has another address" for index in moved(run)]
     text = f"{', '.join(words)}: {len(members)} {'goes' if len(members) == 1 else 'go'} on"
     if len(members) < run.least and run.status == "running" and not exits.finished(run):
         text += f", fewer than the {run.least} asked for, until replacements are ready"
