@@ -44,6 +44,12 @@ class FakeAgent:
         self.told: list[Any] = []
         self.blobs: dict[str, bytes] = {}
         self.logs: dict[tuple[str, str], bytes] = {}
+        self.written: list[protocol.LogPiece] = []
+        """What was printed, in order: a cursor of `PullLogs` counts these."""
+        self.outputs: dict[str, bytes] = {}
+        self.progress: list[protocol.Progress] = []
+        self.reports: list[protocol.Report] = []
+        self.free_memory_bytes = 1
         self.live: dict[str, int] = {}
         self.ended: set[str] = set()
         self.acknowledged = 0
@@ -74,7 +80,9 @@ class FakeAgent:
         self._pulse()
 
     def print(self, worker: str, content: bytes, stream: str = "out") -> None:
-        self.logs[worker, stream] = self.logs.get((worker, stream), b"") + content
+        before = self.logs.get((worker, stream), b"")
+        self.written.append(protocol.LogPiece(worker=worker, stream=stream, offset=len(before), content=content))  # type: ignore[arg-type]
+        self.logs[worker, stream] = before + content
         self._pulse()
 
     def exited(self, worker: str, code: int = 0, **how: Any) -> None:
@@ -119,11 +127,26 @@ class FakeAgent:
             case protocol.ReadLog():
                 return await self._read_log(body)
             case protocol.PullProgress():
-                return protocol.ProgressBatch(number=0, progress=())
+                return protocol.ProgressBatch(number=0, progress=tuple(self.progress))
             case protocol.ReadReports():
-                return protocol.ReportBatch(next=0, reports=())
+                chosen = tuple(self.reports[body.after : body.after + body.limit])
+                return protocol.ReportBatch(next=body.after + len(chosen), reports=chosen)
             case protocol.Usage():
-                return protocol.UsageReply(processes=(), free_memory_bytes=1, free_disk_bytes=2)
+                return protocol.UsageReply(processes=(), free_memory_bytes=self.free_memory_bytes, free_disk_bytes=2)
+            case protocol.PullLogs():
+                while body.after >= len(self.written):
+                    await self._news.wait()
+                return protocol.LogBatch(next=len(self.written), pieces=tuple(self.written[body.after :]))
+            case protocol.ListOutputs():
+                found = sorted(self.outputs.items())
+                files = [protocol.OutputFile(path=n, size_bytes=len(c), modified_wall_s=1.0) for n, c in found]
+                return protocol.OutputList(files=tuple(files))
+            case protocol.ReadOutput():
+                if body.path not in self.outputs:
+                    return protocol.Refused(code="output-missing", message=f"there is no output {body.path!r}")
+                content = self.outputs[body.path]
+                part = content[body.offset : body.offset + body.limit]
+                return protocol.OutputChunk(content=part, size_bytes=len(content))
             case protocol.StopWorker():
                 self.told.append(body)
                 if body.how in ("stop", "abort") and body.worker in self.live:
