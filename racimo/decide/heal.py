@@ -51,7 +51,7 @@ def next_generation(run: Run) -> GenerationAnnounced | None:
     )
 
 
-def _moved(run: Run) -> list[int]:
+def moved(run: Run) -> list[int]:
     """Members on several nodes that are reached at another address than when their generation was announced."""
     assert run.generation is not None
     members = [run.workers[index] for index in run.generation.members]
