@@ -68,6 +68,8 @@ class Arrivals:
                         f" {len(piece)} at {offset} are not what follows",
                     )
                 await asyncio.to_thread(draft.write, piece)
+                if arrival.over:
+                    raise RacimoError("unreachable", f"content {sha256[:12]} was given up while it arrived")
                 if draft.size_bytes == arrival.total_bytes:
                     await asyncio.to_thread(draft.finish)
                     self._end(sha256, arrival)

@@ -115,10 +115,13 @@ class Draft:
         self._file = open(path, "xb", buffering=0, opener=_private)  # noqa: SIM115 - closed by `discard`
 
     def write(self, piece: bytes) -> None:
-        """`OSError` if the disk is full."""
+        """`OSError` if the disk is full. Once discarded, by another thread perhaps, nothing happens."""
         view = memoryview(piece)
         while view:
-            view = view[self._file.write(view) :]
+            try:
+                view = view[self._file.write(view) :]
+            except ValueError:
+                return  # closed
         self._digest.update(piece)
         self.size_bytes += len(piece)
 

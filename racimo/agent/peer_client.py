@@ -207,11 +207,13 @@ async def _introduce(
     own = proof(key, "client", challenge.nonce, nonce, address.pin)
     writer.write(encode_frame(PeerHello(protocol=PEER_PROTOCOL, nonce=nonce, proof=own)))
     welcome = await read_message(reader, _WELCOME, MAX_HELLO_BYTES)
+    if welcome is None:
+        raise ConnectionResetError("it closed the connection in the middle of its greeting")
     if isinstance(welcome, PeerRefused):
         code = welcome.code if welcome.code in ERROR_KINDS else "internal"
         raise RacimoError(code, f"the agent of {address.node} refuses this one: {welcome.message}")
     expected = proof(key, "server", challenge.nonce, nonce, address.pin)
-    if welcome is None or not hmac.compare_digest(welcome.proof, expected):
+    if not hmac.compare_digest(welcome.proof, expected):
         raise RacimoError("unauthorized", f"the agent of {address.node} does not know this cluster's token")
 
 

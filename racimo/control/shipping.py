@@ -42,6 +42,8 @@ class Transfer:
     done: bool = False
     upstream: "Transfer | None" = None
     """Whose node passes it on; None: the control process, or nobody any more."""
+    feeds: int = 0
+    """How many tries to bring it there have begun; a new one may succeed where those who followed the last failed."""
     num_children: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -95,12 +97,14 @@ class Shipping:
         return self._interned
 
     async def _bring(self, transfer: Transfer, wanted: set[str]) -> None:
-        failed: set[str] = set()
+        failed: set[tuple[str, int]] = set()
         while wanted:
             source = self._choose(transfer, wanted, failed)
             if source is None:
                 break
             upstream, peer = source
+            feed = (upstream.node, upstream.feeds)
+            transfer.feeds += 1
             here = wanted & upstream.contents
             transfer.upstream = upstream
             upstream.num_children += 1
@@ -112,13 +116,16 @@ class Shipping:
             assert isinstance(reply, FetchReply)
             wanted -= here - set(reply.missing)
             if reply.missing:
-                failed.add(upstream.node)
+                failed.add(feed)
                 why = reply.problem or f"{len(reply.missing)} contents are not there"
                 log.warning("node %s could not get all from %s: %s", transfer.node, upstream.node, why)
         if wanted:
+            transfer.feeds += 1
             await self._send(transfer.node, sorted(wanted))
 
-    def _choose(self, transfer: Transfer, wanted: set[str], failed: set[str]) -> tuple[Transfer, PeerAddress] | None:
+    def _choose(
+        self, transfer: Transfer, wanted: set[str], failed: set[tuple[str, int]]
+    ) -> tuple[Transfer, PeerAddress] | None:
         """Who passes on the most of it, at the end of a chain rather than in its middle."""
         nodes = {node.id: node for node in self._sources()}
         if transfer.node not in nodes:
@@ -126,7 +133,7 @@ class Shipping:
         peers = {name: peer for name, node in nodes.items() if (peer := peer_of(node)) is not None}
         best: tuple[tuple[int, int, int], Transfer] | None = None
         for other in (*self._active.values(), *self._past):
-            if other.node == transfer.node or other.node in failed or other.node not in peers:
+            if other.node == transfer.node or (other.node, other.feeds) in failed or other.node not in peers:
                 continue
             depth = len(other.chain)
             if depth >= MAX_DEPTH or transfer in other.chain:

@@ -129,10 +129,10 @@ def test_a_chain_whose_head_dies_in_the_middle_still_ends_well(tmp_path: Path, m
     async def scene() -> None:
         async with hosts(tmp_path, 3) as made:
             cluster = Cluster(tmp_path, made)
-            content = os.urandom(8 * BIG)
+            content = os.urandom(4 * BIG)
             name = cluster.keep(content)
             provides = {node: asyncio.create_task(cluster.shipping.provide(node, [name])) for node in cluster.hosts}
-            while sum(isinstance(body, PutBlobPart) for _, body in cluster.asked) < 12:
+            while sum(isinstance(body, PutBlobPart) for _, body in cluster.asked) < 6:
                 await asyncio.sleep(0)
             cluster.dead.add("h1")
             await made[0].neighbours.close()
