@@ -1,5 +1,6 @@
 """Which versions a machine has, and whether two machines can be of one cluster."""
 
+import functools
 import importlib.metadata
 import platform
 
@@ -9,7 +10,9 @@ SAME_MINOR = ("python", "torch")
 """What must agree in its first two numbers, for the same bits and the same pickles; patch differences are accepted."""
 
 
+@functools.cache
 def own_versions() -> dict[str, str]:
+    """Of this process's machine, read once: it takes milliseconds."""
     versions = {"python": platform.python_version(), "racimo": __version__}
     try:
         versions["torch"] = importlib.metadata.version("torch")

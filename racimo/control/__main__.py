@@ -5,6 +5,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import resource
 import secrets as token_source
 import signal
 import socket
@@ -60,6 +61,7 @@ def main() -> int:
         service_log.set_up(home.service_logs_dir / "control.log")
         lock = _lock(home)
         _write_record(home)
+        _raise_open_files()
         asyncio.run(ControlProcess(home).run())
         os.close(lock)
     except RacimoError as error:
@@ -83,6 +85,12 @@ def _write_record(home: Home) -> None:
         guardian.write_record(home.root, "control")
     except OSError as error:  # a full disk; the supervisor knows this process as its child
         log.warning("cannot record this process: %s", error.strerror)
+
+
+def _raise_open_files() -> None:
+    """Each node and each client is a descriptor, and the usual limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class ControlProcess:

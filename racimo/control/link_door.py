@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 import time
+from asyncio import sslproto
 from collections.abc import Callable
 from typing import cast
 
@@ -30,6 +31,8 @@ HELLO_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 2**20
 """An agent names every worker whose end it has not got acknowledged."""
 READ_AHEAD_BYTES = 64 * 1024
+TLS_BUFFER_BYTES = 32 * 1024
+"""Of each connection; asyncio's own 256 KB would make half a GB of two thousand links."""
 LISTEN_AGAIN_S = 1.0
 BEAT_BUSY_S = 0.5
 BEAT_IDLE_LEAST_S, BEAT_IDLE_MOST_S = 0.5, 30.0
@@ -62,6 +65,7 @@ class LinkDoor:
                 self._note(bind, error)
                 await asyncio.sleep(LISTEN_AGAIN_S)  # nothing tells when an address or a port comes free
         self.problem = None
+        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: _Visitor(self), sock=listener, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HELLO_TIMEOUT_S
