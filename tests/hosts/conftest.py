@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import stage
+from hosts_cluster import HostsCluster
 from stage import Hosts
 
 
@@ -27,3 +28,13 @@ def make_hosts() -> Iterator[Callable[..., Hosts]]:
     yield make
     for hosts in made:
         hosts.close()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[HostsCluster]:
+    """Three hosts with one slot each, for all tests that leave them as they were."""
+    with Hosts(3) as hosts:
+        live = HostsCluster(hosts, 1).start()
+        yield live
+        live.down()
+        assert [host.pids() for host in list(hosts)[:3]] == [[], [], []], "processes are left after `racimo down`"

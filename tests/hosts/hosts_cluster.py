@@ -165,6 +165,22 @@ class HostsCluster:
                 found += [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         return found
 
+    def assert_every_micro_shard_once(self, run: str, until: int, micro_shards: int = 8) -> None:
+        """From the workers' own lines: steps 1..until without a gap, each shard of each in one contribution.
+
+        A step has lines of two generations only if whoever committed it in the older one died alone; the newer counts.
+        """
+        lines = self.steps(run)
+        assert {line["step"] for line in lines} == set(range(1, until + 1))
+        for step in range(1, until + 1):
+            of_step = [line for line in lines if line["step"] == step]
+            newest = max(line["generation"] for line in of_step)
+            for line in of_step:
+                if line["generation"] == newest:
+                    counted = sorted(shard for shards in line["contributions"].values() for shard in shards)
+                    assert counted == list(range(micro_shards)), line
+        assert len({(line["step"], line["loss"]) for line in lines}) == until, "a step with two losses"
+
     def wait_step(self, run: str, step: int, timeout_s: float = WAIT_S) -> None:
         """Until that step is committed; fails at once when the run has ended before."""
         looked_s = time.monotonic()
