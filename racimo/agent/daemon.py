@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from racimo.act.ray_status import ray_notes
 from racimo.agent import processes
 from racimo.agent.beats import Waits, beat_for_ever
 from racimo.agent.blobs import BlobStore
@@ -71,7 +72,7 @@ from racimo.state.nouns import Node
 MAX_WAIT_S = 60.0
 MAX_EVENTS = 5_000
 BEAT_IDLE_S = 30.0
-"""On the socket, where an agent that is gone is noticed by its connection."""
+WORKER_PORTS = (7900, 8799)
 WORKER_PORTS = (7800, 8799)
 """Where workers listen for those of their run on other nodes (first, last)."""
 
@@ -248,7 +249,7 @@ class Agent:
 
     @property
     def _warnings(self) -> tuple[str, ...]:
-        return (*self.workers.zygotes.warnings, *self.workers.environments.warnings)
+        return (*self.workers.zygotes.warnings, *self.workers.environments.warnings, *ray_notes(self._home))
 
     async def _forget_run(self, message: ForgetRun) -> ReplyBody:
         live = [entry.name for entry in self.workers.of_run(message.run) if entry.live]
