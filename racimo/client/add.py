@@ -31,7 +31,8 @@ Progress = Callable[[str, str], None]
 """Gets a host and what is done with it now."""
 
 _PROBE = """
-for python in "$HOME/.racimo/venv/bin/python" {names} "$HOME"/.pyenv/versions/{minor}.*/bin/python /opt/*/bin/{name}; do
+for python in "$HOME/.racimo/venv/bin/python" python{minor} python3 "$HOME"/.pyenv/versions/{minor}.*/bin/python \\
+    "$HOME"/.local/share/uv/python/cpython-{minor}*/bin/python{minor}; do
   found=$(command -v "$python" 2>/dev/null) || continue
   version=$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
   echo "seen $version $found"
@@ -44,7 +45,6 @@ set -e
 cd "$HOME/.racimo"
 rm -f venv/{mark}
 venv/bin/python -c pass 2>/dev/null || {python} -m venv --clear venv
-venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./{wheel}
 venv/bin/python -m pip install --quiet --disable-pip-version-check ./{wheel} {pins}
 rm -f {wheel}
 echo {id} > venv/{mark}
@@ -123,12 +123,9 @@ def _add(remote: Ssh, head: str, token: Token, parcel: Parcel, wish: Wish, progr
 def _probe(remote: Ssh) -> tuple[str, str]:
     """(a Python of this one's minor version, the id of the parcel that is installed or "")."""
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-    names = f"python{minor} python3 /usr/local/bin/python{minor}"
-    script = _PROBE.format(minor=minor, names=names, name=f"python{minor}", mark=PARCEL_MARK)
-    answers = [
-        line.split(" ", 1)
-        for line in remote.script(script, "looking for Python", timeout_s=PROBE_TIMEOUT_S).splitlines()
-    ]
+    script = _PROBE.format(minor=minor, mark=PARCEL_MARK)
+    answer = remote.script(script, "looking for Python", timeout_s=PROBE_TIMEOUT_S)
+    answers = [line.split(" ", 1) for line in answer.splitlines()]
     found = {words[0]: words[1] for words in answers if len(words) == 2}
     if "python" not in found:
         seen = ", ".join(words[1] for words in answers if words[0] == "seen") or "none"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import re
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -34,15 +35,18 @@ def make_parcel() -> Parcel:
         distribution = metadata.distribution("racimo")
     except metadata.PackageNotFoundError:
         raise RacimoError("internal", "this racimo is not installed", "pip install .   # in its folder") from None
-    version = distribution.version
-    info = f"racimo-{version}.dist-info"
+    about = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     package = Path(racimo.__file__).parent
     files = {
         str(path.relative_to(package.parent)): path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.is_file() and not set(LEFT_OUT) & set(path.parts)
     }
-    files[f"{info}/METADATA"] = (distribution.read_text("METADATA") or "").encode()
+    # A version of its own for each content, so that pip replaces one by another and nothing else.
+    contents = hashlib.sha256(b"".join(_digest(content).encode() for content in files.values())).hexdigest()
+    version = f"{distribution.version.partition('+')[0]}+{contents[:8]}"
+    info = f"racimo-{version}.dist-info"
+    files[f"{info}/METADATA"] = re.sub(r"(?m)^Version: .*$", f"Version: {version}", about, count=1).encode()
     files[f"{info}/WHEEL"] = _WHEEL.encode()
     files[f"{info}/entry_points.txt"] = (distribution.read_text("entry_points.txt") or "").encode()
     record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
