@@ -233,8 +233,11 @@ def _watch_start(client: Client, view: RunView, screen: Screen, over: threading.
     while now.status == "running" and all(worker.pid is None and worker.exit is None for worker in now.workers):
         passed_s = time.monotonic() - began_s
         if passed_s >= SLOW_START_S:
+            reason = client.why(view.id)
             causes = "; ".join(client.cluster().warnings)
-            if not causes:
+            if reason.code == "workers-starting":
+                causes = reason.text
+            elif not causes:
                 causes = f"installing {now.spec.env}" if now.spec.env else "racimo check looks for the cause"
             text = f"{view.id} waits for its workers, which have not started for {passed_s:.0f} s: {causes}"
             screen.tell(text, even_if_quiet=True)

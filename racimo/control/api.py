@@ -10,6 +10,7 @@ import msgspec
 from racimo.act.versions import own_versions
 from racimo.agent.protocol import UsageReply, WorkerOrder
 from racimo.control import node_calls, present, usage
+from racimo.control.awaiting import starting_reason
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.examine import Examination
@@ -245,7 +246,9 @@ class Api:
         await self._change_run(exchange, lambda core, run: core.scale(run, workers))
 
     async def why(self, exchange: Exchange) -> None:
-        await exchange.answer(self.core.why(self._run(exchange).id))
+        run = self._run(exchange)
+        starting = await starting_reason(run, self.core.state.nodes, self._carrier)
+        await exchange.answer(starting or self.core.why(run.id))
 
     # What runs leave and say
 

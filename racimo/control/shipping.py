@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Transfer:
     done: bool = False
     upstream: "Transfer | None" = None
     """Whose node passes it on; None: the control process, or nobody any more."""
+    begun_s: float = field(default_factory=time.monotonic)
     feeds: int = 0
     """How many tries to bring it there have begun; a new one may succeed where those who followed the last failed."""
     num_children: int = 0
@@ -69,6 +71,10 @@ class Shipping:
         self._interned: frozenset[str] = frozenset()
         self.sent_bytes = 0
         """Over the control process's own links so far."""
+
+    def to(self, node: str) -> Transfer | None:
+        """What is on its way to a node now."""
+        return self._active.get(node)
 
     async def provide(self, node: str, missing: Collection[str]) -> None:
         """Returns once the node has these contents. `RacimoError` (the node's refusal, or `unreachable`), `OSError`."""

@@ -253,6 +253,7 @@ def test_the_live_line_is_shown_once_steps_are_made() -> None:
         (["the node's agent does not answer"], "", "the node's agent does not answer"),
         ([], "lock.txt", "installing lock.txt"),
         ([], "", "racimo check looks for the cause"),
+        (["unheard"], "lock.txt", "1 workers have no process yet: h2 has been building the environment ab for 9 s"),
     ],
 )
 def test_a_run_whose_workers_do_not_start_says_once_what_it_waits_for_even_if_quiet(
@@ -296,7 +297,9 @@ def test_a_run_whose_workers_do_not_start_says_once_what_it_waits_for_even_if_qu
         in_watch = threading.current_thread() is not threading.main_thread()
         return httpx.Response(200, content=msgspec.json.encode(unstarted if in_watch else ENDED))
 
-    stage = Stage(tmp_path, {LOGS: logs, RUN: run, OUTPUTS: NO_OUTPUTS, "GET /v1/cluster": cluster})
+    why = Reason(code="workers-starting" if "no process" in said else "placed", text=said)
+    answers = {LOGS: logs, RUN: run, OUTPUTS: NO_OUTPUTS, "GET /v1/cluster": cluster, "GET /v1/runs/echo-1/why": why}
+    stage = Stage(tmp_path, answers)
     assert follow(stage.client, unstarted, quiet=quiet) == 0
     out, err = capsys.readouterr()
     assert out == "late\n"
