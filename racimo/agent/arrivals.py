@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from racimo.agent.pulse import Pulse
 from racimo.spec.errors import RacimoError
 
 PIECE_BYTES = 2**20
+SHA256 = re.compile(r"[0-9a-f]{64}")
 QUIET_S = 10.0
 """How long who waits for a content goes on waiting while nothing at all comes in here."""
 MAX_CONTENT_BYTES = 4 * 10**9
@@ -40,8 +42,7 @@ class Arrivals:
         """Starts a content anew; an earlier try ends. `RacimoError` beyond the bounds."""
         if not 0 <= total_bytes <= MAX_CONTENT_BYTES:
             raise RacimoError("upload-too-large", f"a content has at most {MAX_CONTENT_BYTES} bytes, not {total_bytes}")
-        if len(sha256) != 64 or not sha256.isalnum():
-            raise RacimoError("invalid-request", f"a content's name is its SHA-256, not {sha256[:80]!r}")
+        _check_name(sha256)
         earlier = self._arriving.get(sha256)
         if earlier is not None:
             self._end(sha256, earlier)
@@ -100,6 +101,7 @@ class Arrivals:
         """(size, pieces) of a content, as soon as it begins to arrive. The pieces may break off with `RacimoError`.
 
         `RacimoError` not-found once nothing at all has come in for `quiet_s` seconds and this is not here."""
+        _check_name(sha256)
         while True:
             arrival = self._arriving.get(sha256)
             if arrival is not None:
@@ -142,6 +144,12 @@ class Arrivals:
     def close(self) -> None:
         for sha256, arrival in list(self._arriving.items()):
             self._end(sha256, arrival)
+
+
+def _check_name(sha256: str) -> None:
+    """It becomes a file's name: nothing else may."""
+    if not SHA256.fullmatch(sha256):
+        raise RacimoError("invalid-request", f"a content's name is its SHA-256, not {sha256[:80]!r}")
 
 
 async def _file_pieces(path: Path) -> AsyncGenerator[bytes, None]:

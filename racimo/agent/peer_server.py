@@ -44,6 +44,8 @@ from racimo.spec.errors import RacimoError
 
 FIRST_PORT, LAST_PORT = 7701, 7799
 MAX_PEERS = 64
+MAX_CONNECTIONS = 256
+"""Those that have not shown yet who they are included."""
 HELLO_TIMEOUT_S = 10.0
 IDLE_TIMEOUT_S = 60.0
 BACKLOG = 128
@@ -63,6 +65,7 @@ class PeerServer:
         self._arrivals = arrivals
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._num_met = 0
 
     async def listen(self, address: str) -> int:
         """The port that it listens on. `OSError`: the address is not this machine's, or no port is free."""
@@ -104,6 +107,9 @@ class PeerServer:
         raise OSError(errno.EADDRINUSE, f"no port from {FIRST_PORT} to {LAST_PORT} is free at {address}")
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="peer")
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -113,16 +119,24 @@ class PeerServer:
             notice_death(writer.get_extra_info("socket"))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 welcome = await self._meet(reader, writer)
-            while welcome:
-                async with asyncio.timeout(IDLE_TIMEOUT_S):
-                    ask = await read_message(reader, _ASK, MAX_ASK_BYTES)
-                if ask is None:
-                    break
-                await self._answer(ask, reader, writer)
+            if welcome:
+                self._num_met += 1
+                try:
+                    await self._answer_all(reader, writer)
+                finally:
+                    self._num_met -= 1
         except (FrameError, OSError) as error:  # TimeoutError is one
             print(f"agent: dropped a peer's connection: {error!r}", file=sys.stderr)
         finally:
             writer.close()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                ask = await read_message(reader, _ASK, MAX_ASK_BYTES)
+            if ask is None:
+                return
+            await self._answer(ask, reader, writer)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -137,7 +151,7 @@ class PeerServer:
             refused = PeerRefused(
                 code="version-mismatch", message=f"agents speak protocol {PEER_PROTOCOL} here, not {hello.protocol}"
             )
-        elif len(self._connections) > MAX_PEERS:
+        elif self._num_met >= MAX_PEERS:
             refused = PeerRefused(code="busy", message=f"{MAX_PEERS} other agents are being served")
         own = PeerWelcome(proof=proof(self._key, "server", nonce, hello.nonce, self._pin))
         writer.write(encode_frame(refused or own))

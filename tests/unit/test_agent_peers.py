@@ -13,7 +13,7 @@ from racimo.agent import peer_server
 from racimo.agent.arrivals import PIECE_BYTES
 from racimo.agent.environments import Environments
 from racimo.agent.neighbours import Neighbours
-from racimo.agent.protocol import FetchReply, FindModules, ModulesReply, ProbePeer, ProbeReply, PutBlobPart
+from racimo.agent.protocol import FetchBlobs, FetchReply, FindModules, ModulesReply, ProbePeer, ProbeReply, PutBlobPart
 from racimo.spec.errors import RacimoError
 
 
@@ -131,6 +131,15 @@ def test_an_agent_of_another_cluster_is_refused(tmp_path: Path) -> None:
             reply = await stranger.fetch(one, b"private")
             assert reply.missing and "another cluster's token" in reply.problem
             assert not stranger.has(b"private")
+
+    play(scene)
+
+
+def test_only_contents_can_be_asked_for_and_no_other_file(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            reply = await two.ask(FetchBlobs(source=one.peer, sha256s=("../../token", str(one.home.token_file))))
+            assert len(reply.missing) == 2
 
     play(scene)
 
