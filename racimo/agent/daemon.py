@@ -72,8 +72,8 @@ from racimo.state.nouns import Node
 MAX_WAIT_S = 60.0
 MAX_EVENTS = 5_000
 BEAT_IDLE_S = 30.0
+"""On the socket, where an agent that is gone is noticed by its connection."""
 WORKER_PORTS = (7900, 8799)
-WORKER_PORTS = (7800, 8799)
 """Where workers listen for those of their run on other nodes (first, last)."""
 
 
