@@ -95,7 +95,7 @@ class Agent:
         self.workers = Workers(home, node, self._spool, self._blobs)
         self.workers.adopt_all()
         self._neighbours = Neighbours(home, self._blobs, self.workers.environments)
-        self._reading = Reading(home, self.workers, self._files)
+        self._reading = Reading(home, self.workers, self._runs, self._files)
         self._waits = Waits(self.workers)
         self._link_tasks: list[asyncio.Task[None]] = []
         self._address_given = False

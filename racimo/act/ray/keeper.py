@@ -18,7 +18,7 @@ from racimo.act.ray import place as places
 from racimo.act.ray.accounts import Said
 from racimo.act.ray.family import DRIVER, ENGINE, GRACE_S, Family, children
 from racimo.act.ray.words import why_it_ended
-from racimo.act.ray_status import RayStatus
+from racimo.act.ray_status import RayPort, RayState, RayStatus
 from racimo.agent.discovery import discover_node
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.private_folder import make_private_folder
@@ -245,13 +245,16 @@ class Keeper:
             assert self._status is not None
             self._write(msgspec.structs.replace(self._status, relays=relays))
 
-    def _say(self, state: str, reason: str = "", **more: object) -> None:
-        status = msgspec.convert({"state": state, "since_wall_s": time.time(), "reason": reason, **more}, RayStatus)
-        before = self._status
-        if before is not None and (before.state, before.reason) == (status.state, status.reason):
+    def _say(self, state: RayState, reason: str = "", address: str = "", ports: tuple[RayPort, ...] = ()) -> None:
+        """`since_wall_s` is when it came up or went down, however often it was tried meanwhile; a new try keeps the
+        reason of the last one."""
+        before, since_wall_s = self._status, time.time()
+        if before is not None and before.state != "up" and state != "up":
+            since_wall_s, reason = before.since_wall_s, reason or before.reason
+        if before is not None and (before.state, before.reason) == (state, reason):
             return
         log.info("%s%s", state, f": {reason}" if reason else "")
-        self._write(status)
+        self._write(RayStatus(state=state, since_wall_s=since_wall_s, reason=reason, address=address, ports=ports))
 
     def _write(self, status: RayStatus) -> None:
         if status == self._status:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from racimo.act import guardian
+from racimo.agent.whole_file import write_whole
 from racimo.spec.config import parse_address, read_join
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -38,6 +39,7 @@ class Relay:
         self._node = node
         self._home = Home.default()
         self._joining: subprocess.Popen[bytes] | None = None
+        self._joined = False
         self._problem = ""
 
     def ping(self) -> RelayState:
@@ -45,6 +47,9 @@ class Relay:
         agent: Literal["up", "starting", "away"] = "away"
         if _answers(self._home.agent_socket):
             agent = "up"
+            if self._joined:
+                write_whole(self._mark, self._node.encode())
+                self._joined = False
         elif self._is_joining():
             agent = "starting"
         return RelayState(node=self._node, pid=os.getpid(), agent=agent, problem="" if agent == "up" else self._problem)
@@ -62,7 +67,10 @@ class Relay:
             return self.ping()
         if self._home.config_file.exists() and joined is None:
             self._problem = "its home folder is that of another cluster's head"
+        elif joined is None and self._mark.exists() and self._mark.read_text() == self._node:
+            self._problem = "it left the cluster; racimo join there takes it back"
         elif joined is None:
+            self._joined = True
             self._begin(_join_program(self._node, cluster, slots), token)
         elif parse_address(joined.address) != parse_address(cluster):
             self._problem = f"its home folder belongs to the cluster at {joined.address}"
@@ -87,6 +95,11 @@ class Relay:
         with self._joining.stdin as given:
             given.write(token.encode() + b"\n")
         self._problem = ""
+
+    @property
+    def _mark(self) -> Path:
+        """Says as which node this machine has joined through here: who types `racimo down` there is not overruled."""
+        return self._home.node_dir / "ray-node"
 
     @property
     def _log(self) -> Path:
