@@ -57,8 +57,6 @@ def test_a_host_that_is_cut_off_and_healed_is_passed_over_and_then_used_again(
                    lambda: cluster.story(training))  # fmt: skip
         view = cluster.nodes()["h3"].node
         assert view.status != "up", view
-        logs = cluster.command(cluster.head, "logs", training)  # of all workers, the lost one among them
-        assert logs is not None
     finally:
         far.heal()
     healed_s = time.monotonic()
@@ -159,5 +157,5 @@ def test_growing_by_one_takes_seconds(cluster: HostsCluster, undisturbed: str) -
 def test_a_torchrun_script_finds_the_right_address_and_number_of_processes(cluster: HostsCluster) -> None:
     """accelerate#2362, #2818: wrong address or process count picked up silently on several machines."""
     told = cluster.command(cluster.head, "train", "torchrun_script.py", "--workers", "3")
-    lines = sorted(line for line in told.splitlines() if line.startswith("rank "))
+    lines = sorted(line.partition("] ")[2] for line in told.splitlines() if "] rank " in line)
     assert lines == [f"rank {rank} of 3 sees 6" for rank in range(3)], told
