@@ -1,7 +1,6 @@
 """Emptying a node: elastic workers are replaced elsewhere and then let go, everything else may end until the deadline.
 
-A worker that is let go must leave somebody behind who holds the run's state. A member holds it once the generation that
-it came with has begun, of which nobody tells control; so members count as settled after `SETTLED_S`.
+A worker that is let go must leave somebody behind who holds the run's state; see `exits.holds_state`.
 """
 
 from racimo.decide import exits, heal
@@ -99,12 +98,10 @@ class Drain:
         ]
 
     def _settled(self, workers: list[Worker], due: list[float]) -> bool:
-        """True if one of them is taken to hold the state. When the next may be goes into `due`."""
-        generation = self.run.generation
-        members = [w for w in workers if generation is not None and w.index in generation.members]
-        times_s = [worker.ready_at_s + SETTLED_S for worker in members]
-        due += [at_s for at_s in times_s if at_s > self.now_s]
-        return any(at_s <= self.now_s for at_s in times_s)
+        """True if one of them is taken to hold the state. When others may goes into `due`."""
+        members = self.run.generation.members if self.run.generation is not None else ()
+        due += [at_s for w in workers if w.index in members and (at_s := w.ready_at_s + SETTLED_S) > self.now_s]
+        return any(exits.holds_state(self.run, worker, self.now_s, SETTLED_S) for worker in workers)
 
     # All others
 

@@ -14,7 +14,7 @@ def close(run: Run) -> Intent:
     """What becomes of a run whose workers have all ended (or that is stopped before it had any)."""
     if run.status == "stopping":
         return RunEnded(run=run.id, status="stopped", reason=Reason(code="stopped", text="stopped on request"))
-    if run.failure is not None:
+    if run.failure is not None and not _finished_in_time(run):
         return _failed(run, run.failure, "failed")
     culprits = exits.culprits(run)
     if culprits:
@@ -24,6 +24,8 @@ def close(run: Run) -> Intent:
         failure = exits.crash_loop_failure(run)
         return _ended(run, failure, "failed")
     unhealed, finished, paused = exits.unhealed(run), exits.finished(run), exits.paused(run)
+    if _finished_in_time(run):
+        finished = list(run.workers.values())
     if finished and not unhealed and not paused:
         counts: dict[str, int | float] = {"workers": len(finished)}
         reason = Reason(code="finished", text=_count(len(finished), "worker") + " finished", counts=counts)
@@ -35,6 +37,13 @@ def close(run: Run) -> Intent:
         held = Reason(code="paused", text=f"paused: saved and gone, its devices are free; {again}")
         return RunPaused(run=run.id, reason=held)
     return RunRequeued(run=run.id, reason=_requeue_reason(run, unhealed, finished))
+
+
+def _finished_in_time(run: Run) -> bool:
+    """True if its code came to its end in the grace that it was given to leave a drained node: never done again."""
+    endings = [worker.exit for worker in run.workers.values()]
+    drained = run.failure is not None and run.failure.code == "node-drained"
+    return drained and all(ending is not None and ending.outcome == "finished" for ending in endings)
 
 
 def wind_down(run: Run) -> list[Intent]:

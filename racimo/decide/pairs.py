@@ -1,5 +1,7 @@
 """Two workers of a run that do not reach each other, though both their nodes answer: one of them has to go."""
 
+from racimo.decide import exits
+from racimo.decide.drain import SETTLED_S
 from racimo.decide.fit import PAIR_FRESH_S
 from racimo.state.events import WorkersLeaving
 from racimo.state.fold import State
@@ -49,9 +51,11 @@ def _stays(run: Run, index: int) -> bool:
 
 def _blame(state: State, run: Run, node: str, now_s: float) -> tuple[bool, int, int, int]:
     """The larger, the rather it is this node whose workers go."""
-    members = () if run.generation is None else run.generation.members
     here = [worker for worker in run.live_workers if worker.node == node and not worker.leaving]
-    elsewhere = any(w.node != node and not w.leaving and w.index in members for w in run.live_workers)
+    elsewhere = any(
+        worker.node != node and not worker.leaving and exits.holds_state(run, worker, now_s, SETTLED_S)
+        for worker in run.live_workers
+    )
     fresh = sum(node in pair and now_s < at_s + PAIR_FRESH_S for pair, at_s in state.unreachable.items())
     return elsewhere, fresh, -len(here), max((worker.index for worker in here), default=0)
 

@@ -1,14 +1,14 @@
-"""What must hold whatever dies: asserted on the simulated machine's truth and on the journal. And a run's story."""
+"""What must hold whatever dies: asserted on the simulated machines' truth and on the journal. And a run's story."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from racimo.act.journal import MemoryJournal
 from racimo.control.core import Core
-from racimo.sim.machine import SimMachine
+from racimo.sim.fleet import Fleet
 from racimo.sim.worker import SimWorker
 from racimo.state.events import Record, WorkerExited
 from racimo.state.fold import State, fold
-from racimo.state.nouns import worker_id
+from racimo.state.nouns import parse_worker_id, worker_id
 
 
 class Violated(Exception):
@@ -38,11 +38,13 @@ def story(records: Iterable[Record], run: str) -> str:
 
 
 class Watch:
-    """Looks at every process that starts and at every commit."""
+    """Looks at every process that starts and at every commit. `core`: the control process's, None while it is dead."""
 
-    def __init__(self, machine: SimMachine) -> None:
-        self._machine = machine
+    def __init__(self, fleet: Fleet, core: Callable[[], Core | None]) -> None:
+        self._fleet, self._core = fleet, core
         self._started: set[str] = set()
+        self._held: dict[tuple[str, int], str] = {}
+        self._last: Core | None = None
         self.num_starts = 0
 
     def process_started(self, worker: SimWorker) -> None:
@@ -50,16 +52,27 @@ class Watch:
         if worker.name in self._started:
             raise Violated(f"{worker.name} was started twice", worker.run)
         self._started.add(worker.name)
-        for other in self._machine.alive:
-            if other.run == worker.run and other.attempt != worker.attempt:
+        for other in self._fleet.alive:
+            if other.run == worker.run and other.attempt != worker.attempt and not self._fenced(other):
                 raise Violated(f"{other.name} and {worker.name} live at once: two attempts", worker.run)
-            if other is not worker and set(other.order.devices) & set(worker.order.devices):
-                raise Violated(f"{other.name} and {worker.name} share devices {other.order.devices}", worker.run)
-        for other in self._machine.workers.values():
+            shared = set(other.order.devices) & set(worker.order.devices)
+            if other is not worker and other.node == worker.node and shared:
+                raise Violated(f"{other.name} and {worker.name} share devices {shared} of {worker.node}", worker.run)
+        for other in self._fleet.workers:
             finished = other.ending is not None and other.ending.outcome == "finished"
             single = other.order.kind == "command" and other.order.world_size == 1
-            if other.run == worker.run and other is not worker and finished and single:
+            told = "exited" in other.spooled and not self._fleet.machines[other.node].gone
+            if other.run == worker.run and other is not worker and finished and single and told:
                 raise Violated(f"{worker.name} repeats {other.name}, which had finished", worker.run)
+
+    def _fenced(self, worker: SimWorker) -> bool:
+        """A worker of an exact run on a machine that was given up may live on for a while: it commits nothing."""
+        core = self._core()
+        run = core.state.runs.get(worker.run) if core is not None else None
+        if core is None or run is None:
+            return worker.ready
+        known = core.state.worker(worker.run, worker.attempt, worker.index)
+        return (worker.ready or run.micro_shards is not None) and (known is None or not known.live)
 
     def committed(self, core: Core) -> None:
         """After each commit: leases match the live workers, no device beyond the node's, no second live attempt."""
@@ -81,6 +94,11 @@ class Watch:
         devices = {(node.id, device.index) for node in state.nodes.values() for device in node.devices}
         if not set(held) <= devices:
             raise Violated(f"leases of devices that do not exist: {sorted(set(held) - devices)}")
+        for (node_id, device), name in held.items():
+            node, new = state.nodes[node_id], self._held.get((node_id, device)) != name
+            if new and core is self._last and (node.draining or node.status != "up" or node_id in core.absent):
+                raise Violated(f"{name} is placed on {node_id}, which is {node.status}", parse_worker_id(name)[0])
+        self._held, self._last = held, core
 
 
 def check_journal(core: Core, disk_journal: MemoryJournal) -> None:

@@ -1,18 +1,23 @@
 """A simulated node: its disk, its agent, its zygote and its workers. The agent and the zygote die and come back; the
-workers live on without them, and what was written on disk stays."""
+workers live on without them, and what was written on disk stays. The machine may start anew, or be gone for good."""
 
 import random
 from collections.abc import Callable
 
 from racimo.agent import protocol
+from racimo.decide.away import LEASE_S
 from racimo.sim.timeline import Timeline
 from racimo.sim.training import SimTraining
 from racimo.sim.worker import SimWorker
 from racimo.state import events as ev
-from racimo.state.nouns import Device, Exit, Failure, Node
+from racimo.state.nouns import Exit, Failure, Node
 
 FORK_S = 0.015
 HANG_DETECTION_S = 60.0
+DEVICE_RETRY_S = 0.05
+
+
+TrainingOf = Callable[[SimWorker], SimTraining]
 
 
 class AgentDown(Exception):
@@ -22,18 +27,20 @@ class AgentDown(Exception):
 class SimMachine:
     """`on_start` is told of each process that starts, `on_news` that there is something to pull."""
 
-    def __init__(self, timeline: Timeline, rng: random.Random, num_devices: int) -> None:
-        self.timeline, self.rng = timeline, rng
-        self.node = Node(id="node-1", host="sim", devices=tuple(Device(index) for index in range(num_devices)))
+    def __init__(self, timeline: Timeline, rng: random.Random, node: Node, training_of: TrainingOf) -> None:
+        self.timeline, self.rng, self.node = timeline, rng, node
         self.agent_up = True
         self.zygote_up = True
+        self.gone = False
+        """Destroyed, with all that was on its disk."""
         self.instance = 1
         self.die_in_requests = 0
         """The agent dies in the middle of this many-th request from now (0: not)."""
         self.workers: dict[str, SimWorker] = {}
-        self.trainings: dict[str, SimTraining] = {}
         self.announced: dict[str, protocol.Announce] = {}
         self.spool: list[tuple[int, protocol.AgentEvent]] = []
+        self._training_of = training_of
+        self._silent_since_s: float | None = None
         self._number = 0
         self._pid = 100
         self.on_start: Callable[[SimWorker], None] = lambda worker: None
@@ -69,7 +76,7 @@ class SimMachine:
     def _take_order(self, order: protocol.WorkerOrder) -> None:
         if not self.agent_up or order.worker in self.workers:
             return
-        worker = self.workers[order.worker] = SimWorker(order)
+        worker = self.workers[order.worker] = SimWorker(order, self.node.id)
         if worker.training:
             self._training_of(worker).workers.append(worker)
         self.timeline.after(FORK_S, lambda: self._fork(worker))
@@ -80,7 +87,7 @@ class SimMachine:
         if worker is None and message.how in ("stop", "abort", "release"):
             # An order that may still be on its way must never run: its end is on disk before it comes.
             worker = self.workers[message.worker] = SimWorker(
-                protocol.WorkerOrder(worker=message.worker, kind="command")
+                protocol.WorkerOrder(worker=message.worker, kind="command"), self.node.id
             )
         if worker is not None and worker.ending is None:
             self._stop(worker, message.how, message.grace_s)
@@ -125,9 +132,10 @@ class SimMachine:
 
     def start_agent(self) -> None:
         """A new agent reads the disk: what happened without one is told now, what was ordered is started."""
-        if self.agent_up:
+        if self.agent_up or self.gone:
             return
         self.agent_up, self.instance = True, self.instance + 1
+        self._end_what_lost_its_lease()
         for worker in self.workers.values():
             if worker.pid is None and worker.ending is None:
                 self.timeline.after(FORK_S, lambda w=worker: self._fork(w))  # type: ignore[misc]
@@ -142,6 +150,34 @@ class SimMachine:
             if worker.pid is None and worker.ending is None:
                 self.timeline.after(FORK_S, lambda w=worker: self._fork(w))  # type: ignore[misc]
 
+    def reboot(self) -> None:
+        """Power off: every process ends, and nobody sees how. The disk stays."""
+        self.kill_agent()
+        for worker in self.alive:
+            self._end(worker, Exit(outcome="unknown"))
+
+    def destroy(self) -> None:
+        """Nothing of it ever comes back."""
+        self.agent_up, self.gone = False, True
+        for worker in self.workers.values():
+            worker.alive = False
+
+    def set_contact(self, contact: bool) -> None:
+        """Whether control and agent hear each other; without it what is not exact ends once its lease has."""
+        if contact:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = self.timeline.now_s()
+            self.timeline.after(LEASE_S + 0.1, self._end_what_lost_its_lease)
+
+    def _end_what_lost_its_lease(self) -> None:
+        since_s = self._silent_since_s
+        if not self.agent_up or since_s is None or self.timeline.now_s() - since_s < LEASE_S:
+            return
+        for worker in self.alive:
+            if not worker.ready:
+                self._end_by(worker, 9)
+
     def kill_worker(self, worker: SimWorker) -> None:
         """SIGKILL from outside. The zygote is the parent of training workers: without it nobody sees how they ended."""
         seen = self.zygote_up or worker.order.kind == "command"
@@ -154,7 +190,11 @@ class SimMachine:
     # Within
 
     def _fork(self, worker: SimWorker) -> None:
-        if worker.pid is not None or worker.ending is not None or not self.zygote_up:
+        if worker.pid is not None or worker.ending is not None or not self.zygote_up or self.gone:
+            return
+        if any(set(other.order.devices) & set(worker.order.devices) for other in self.alive):
+            # A stray of a lost attempt is still being ended there.
+            self.timeline.after(DEVICE_RETRY_S, lambda: self._fork(worker))
             return
         self._pid += 1
         worker.pid, worker.alive = self._pid, True
@@ -177,7 +217,7 @@ class SimMachine:
             return
         worker.ready = True
         self._tell(worker)
-        self.timeline.after(0.0, self.trainings[worker.run].look)
+        self.timeline.after(0.0, self._training_of(worker).look)
 
     def _run_on(self, worker: SimWorker) -> None:
         worker.running_since_s = self.timeline.now_s()
@@ -227,14 +267,15 @@ class SimMachine:
 
     def _tell_generation(self, message: protocol.Announce) -> None:
         names = tuple(member.worker for member in message.members)
+        training: SimTraining | None = None
         for worker in list(self.workers.values()):
             same = worker.run == message.run and worker.attempt == message.attempt
+            training = self._training_of(worker) if same and worker.training else training
             if same and worker.alive and worker.ready and message.number > worker.generation:
                 if worker.name in names:
                     worker.generation, worker.members = message.number, names
                 elif worker.asked == "release":
                     self.leave(worker, "released")
-        training = self.trainings.get(message.run)
         if training is not None:
             training.look()
 
@@ -242,32 +283,19 @@ class SimMachine:
         self._end(worker, Exit(outcome="killed", signal=signal))
 
     def _end(self, worker: SimWorker, ending: Exit) -> None:
-        if worker.ending is not None:
+        if worker.ending is not None or self.gone:
             return
         worker.alive = False
         worker.ending = ending
         self.timeline.after(self.rng.uniform(0.001, 0.02), lambda: self._tell(worker))
 
-    def _training_of(self, worker: SimWorker) -> SimTraining:
-        run = worker.run
-        if run not in self.trainings:
-            self.trainings[run] = SimTraining(
-                self.timeline, self.rng, self.leave, lambda: self._hang_later(run), worker.order.config
-            )
-        return self.trainings[run]
-
-    def _hang_later(self, run: str) -> None:
-        self.timeline.after(HANG_DETECTION_S, lambda: self._report_hang(run))
-
-    def _report_hang(self, run: str) -> None:
+    def report_hang(self, run: str) -> None:
         """The agent looks at a run that made no progress."""
         hung = [worker for worker in self.alive if worker.run == run and worker.ready]
-        if hung and self.agent_up and self.trainings[run].hung:
+        if hung and self.agent_up:
             first = hung[0]
             failure = Failure(code="worker-hung", message=f"worker {first.index} hangs", rank=first.index)
             self._spool(ev.WorkerHung(run=run, attempt=first.attempt, index=first.index, failure=failure))
-        if self.trainings[run].hung:
-            self._hang_later(run)
 
     def _tell(self, worker: SimWorker) -> None:
         """Spools what is news about a worker; a dead agent says it when it is back."""
@@ -285,8 +313,7 @@ class SimMachine:
             )
             worker.spooled.add("ready")
         if worker.ending is not None and "exited" not in worker.spooled:
-            training = self.trainings.get(run)
-            commits = training.step if training is not None else 0
+            commits = self._training_of(worker).step if worker.training else 0
             self._spool(ev.WorkerExited(run=run, attempt=attempt, index=index, exit=worker.ending, commits=commits))
             worker.spooled.add("exited")
 

@@ -3,12 +3,23 @@
 import random
 from collections.abc import Callable
 
+import msgspec
+
 from racimo.sim.timeline import Timeline
 from racimo.sim.worker import SimWorker
 
 CHECKPOINT_EVERY_STEPS = 5
 
 Leave = Callable[[SimWorker, str], None]
+Reaches = Callable[[SimWorker, SimWorker], bool]
+
+
+class SimWait(msgspec.Struct, frozen=True):
+    """What a worker's agent beats: for whom it waits, and whom of them it cannot reach (worker indices)."""
+
+    worker: SimWorker
+    waits_for: tuple[int, ...]
+    unreachable: tuple[int, ...]
 
 
 class SimTraining:
@@ -19,10 +30,11 @@ class SimTraining:
         timeline: Timeline,
         rng: random.Random,
         leave: Leave,
+        reaches: Reaches,
         on_hang: Callable[[], None],
         config: dict[str, float],
     ) -> None:
-        self._timeline, self._rng, self._leave, self._on_hang = timeline, rng, leave, on_hang
+        self._timeline, self._rng, self._leave, self._reaches, self._on_hang = timeline, rng, leave, reaches, on_hang
         self.until, self.step_s = int(config["until"]), float(config["step_s"])
         self.hang_at = int(config.get("hang_at", -1))
         self.checkpoint = 0
@@ -31,6 +43,8 @@ class SimTraining:
         self.workers: list[SimWorker] = []
         self.hung = False
         self._formed: tuple[int, int] = (0, 0)
+        self._stuck = False
+        """A step that waits for a member whom another does not reach."""
         self._next_step = 1
 
     @property
@@ -40,22 +54,57 @@ class SimTraining:
     def look(self) -> None:
         """Something changed: forms the newest generation if all its members are there and know it."""
         members = self._newest()
-        if members is None or self._formed == self._key(members):
+        if members is None:
             return
+        if self._formed == self._key(members):
+            if self._stuck and self._connected(members):
+                self._stuck = False
+                self._next_commit(members)
+            return
+        if self._key(members) < self._formed:
+            return  # fenced: nothing of an older generation counts any more
+        if not self._connected(members):
+            return  # it forms once they reach each other, or a newer one does
         self._formed = self._key(members)
-        self.hung = False
+        self.hung = self._stuck = False
         held = [member.step for member in members if member.step is not None]
         if not held:
             # Nobody who held the newest step is left: back to the checkpoint, and steps after it are redone.
             self._next_step = self.checkpoint + 1
-            if any(worker.alive and worker.step is not None for worker in self.workers):
+            holders = [worker for worker in self.workers if worker.alive and worker.step is not None]
+            if any(self._reaches(members[0], worker) for worker in holders if worker.attempt == members[0].attempt):
                 self.violations.append(f"generation {members[0].generation} leaves out the workers that hold the state")
         for member in members:
             member.step = max(held) if held else self.checkpoint
         self._next_commit(members)
 
+    def waits(self) -> list[SimWait]:
+        """Members of the newest generation that cannot go on, for want of others."""
+        newest = self._newest_key()
+        found: list[SimWait] = []
+        for worker in self.workers:
+            if not self._able(worker) or (worker.attempt, worker.generation) != newest:
+                continue
+            others = [other for other in self.workers if other.name in worker.members and other is not worker]
+            missing = [other for other in others if not other.alive or not self._reaches(worker, other)]
+            away = [other for other in missing if not self._reaches(worker, other)]
+            if missing:
+                found.append(
+                    SimWait(worker, tuple(other.index for other in missing), tuple(other.index for other in away))
+                )
+        return found
+
+    def _able(self, worker: SimWorker) -> bool:
+        return worker.alive and worker.ready and not worker.frozen
+
+    def _newest_key(self) -> tuple[int, int]:
+        return max(((w.attempt, w.generation) for w in self.workers if self._able(w)), default=(0, 0))
+
+    def _connected(self, members: list[SimWorker]) -> bool:
+        return all(self._reaches(one, other) for one in members for other in members)
+
     def _newest(self) -> list[SimWorker] | None:
-        alive = [worker for worker in self.workers if worker.alive and worker.ready and not worker.frozen]
+        alive = [worker for worker in self.workers if self._able(worker)]
         newest = max(alive, key=lambda worker: (worker.attempt, worker.generation), default=None)
         if newest is None or not newest.members:
             return None
@@ -80,6 +129,9 @@ class SimTraining:
     def _commit(self, key: tuple[int, int]) -> None:
         members = self._newest()
         if members is None or self._key(members) != key or self._formed != key:
+            return
+        if not self._connected(members):
+            self._stuck = True
             return
         step = (members[0].step or 0) + 1
         if step != self._next_step:

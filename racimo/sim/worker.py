@@ -8,8 +8,9 @@ from racimo.state.nouns import Exit, parse_worker_id
 class SimWorker:
     """`alive` is the truth about the process; `ending` what is written on disk; `spooled` what its agent has said."""
 
-    def __init__(self, order: WorkerOrder) -> None:
+    def __init__(self, order: WorkerOrder, node: str) -> None:
         self.order = order
+        self.node = node
         self.run, self.attempt, self.index = parse_worker_id(order.worker)
         self.pid: int | None = None
         self.alive = False

@@ -9,12 +9,16 @@ from racimo.act.journal import MemoryJournal
 from racimo.control.core import Core
 from racimo.sim.checks import Violated, Watch, check_journal, story
 from racimo.sim.control import SimControl
+from racimo.sim.fate import Fate
+from racimo.sim.fleet import Fleet
 from racimo.sim.machine import SimMachine
 from racimo.sim.timeline import START_S, Timeline
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import Priority, RunSpec
 
 CLIENT_RETRY_S = 0.25
+NOT_YET = ("run-unknown", "can-never-fit", "node-unknown")
+"""Answers that another moment may change: the run is not submitted yet, or a machine has not joined."""
 FATE_ENDS_S = 90.0
 GIVE_UP_S = 4_000.0
 
@@ -36,19 +40,24 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.timeline = Timeline()
-        self.machine = SimMachine(self.timeline, self.rng, num_devices=self.rng.choice((2, 3, 4, 6)))
-        self.control = SimControl(self.timeline, self.machine, seed)
-        self.watch = Watch(self.machine)
+        self.fleet = Fleet(self.timeline, self.rng)
+        self.control = SimControl(self.timeline, self.fleet, seed)
+        self.watch = Watch(self.fleet, lambda: self.control.core)
         self.asked: list[Asked] = []
         self.answers: dict[str, str] = {}
-        self.killed_workers: set[str] = set()
-        self.num_faults: dict[str, int] = {}
-        self._supervisor_back_s = 0.0
-        self._pending = 0
+        self.disturbed: set[str] = set()
+        """Runs that lost a process in a way that their code may see."""
+        self.supervisor_back_s = 0.0
+        self.num_pending = 0
+        """Things that are still to happen, such as clients that wait for an answer."""
         self._connect()
+        for _ in range(self.rng.choice((1, 1, 2, 3, 4))):
+            self.fleet.add(self.rng.choice((1, 2, 2, 3, 4, 6)))
+        self.num_devices = sum(len(machine.node.devices) for machine in self.fleet.present)
+        self.fate = Fate(self)
         self._plan_users()
         if faults:
-            self._plan_fate()
+            self.fate.plan()
         self.timeline.after(FATE_ENDS_S, self._resume_forgotten)
         self.control.start()
 
@@ -72,11 +81,25 @@ class World:
     # Making the world
 
     def _connect(self) -> None:
-        self.machine.on_start = self.watch.process_started
-        self.machine.on_news = self.control.poke
-        self.machine.on_agent_death = lambda: self._comes_back(self.machine.start_agent)
+        self.fleet.on_added = self._added
+        self.fleet.network.on_change = self._cables_changed
         self.control.on_commit = self.watch.committed
         self.control.on_death = lambda: self._comes_back(self._start_control)
+
+    def _added(self, machine: SimMachine) -> None:
+        machine.on_start = self.watch.process_started
+        machine.on_news = self.control.poke
+        machine.on_agent_death = lambda: self._agent_died(machine)
+        self.control.poke()
+
+    def _agent_died(self, machine: SimMachine) -> None:
+        self.control.poke()
+        self._comes_back(machine.start_agent)
+
+    def _cables_changed(self) -> None:
+        self.control.note_contact()
+        self.control.poke()
+        self.fleet.look()
 
     def _start_control(self) -> None:
         self.control.start()
@@ -85,7 +108,7 @@ class World:
 
     def _comes_back(self, start: Callable[[], None]) -> None:
         """The supervisor starts again what died, once it is alive itself."""
-        delay_s = max(self.rng.uniform(0.05, 1.5), self._supervisor_back_s - self.timeline.now_s())
+        delay_s = max(self.rng.uniform(0.05, 1.5), self.supervisor_back_s - self.timeline.now_s())
         self.timeline.after(delay_s, start)
 
     def _plan_users(self) -> None:
@@ -96,7 +119,7 @@ class World:
             touched = self.rng.random() < 0.4
             asked = Asked(key=f"request-{number}", at_s=at_s, spec=spec, touched=touched)
             self.asked.append(asked)
-            self._keep_asking(at_s, asked.key, lambda core, a=asked: core.submit(a.spec, a.key))  # type: ignore[misc]
+            self.keep_asking(at_s, asked.key, lambda core, a=asked: core.submit(a.spec, a.key))  # type: ignore[misc]
             if touched:
                 self._plan_touches(asked, elastic=train)
 
@@ -107,29 +130,29 @@ class World:
             kind = self.rng.choice(("stop", "pause", "pause", "scale" if elastic else "pause"))
             name = f"{kind}-{asked.key}-{number}"
             if kind == "scale":
-                least = self.rng.randint(1, 2)
-                workers = WorkerRange(least, min(least + self.rng.randint(0, 2), len(self.machine.node.devices)))
-                self._keep_asking(at_s, name, lambda core, w=workers: core.scale(self._id(core, asked), w))  # type: ignore[misc]
+                least = self.rng.randint(1, min(2, self.num_devices))
+                workers = WorkerRange(least, min(least + self.rng.randint(0, 2), self.num_devices))
+                self.keep_asking(at_s, name, lambda core, w=workers: core.scale(self._id(core, asked), w))  # type: ignore[misc]
             elif kind == "stop":
-                self._keep_asking(at_s, name, lambda core: core.stop(self._id(core, asked)))
+                self.keep_asking(at_s, name, lambda core: core.stop(self._id(core, asked)))
             else:
-                self._keep_asking(at_s, name, lambda core: core.pause(self._id(core, asked)))
+                self.keep_asking(at_s, name, lambda core: core.pause(self._id(core, asked)))
                 at_s += self.rng.uniform(0.01, 10)
-                self._keep_asking(at_s, f"resume-{name}", lambda core: core.resume(self._id(core, asked)))
+                self.keep_asking(at_s, f"resume-{name}", lambda core: core.resume(self._id(core, asked)))
 
     def _id(self, core: Core, asked: Asked) -> str:
         return core.state.requests.get(asked.key, "none")
 
-    def _keep_asking(self, at_s: float, name: str, request: Callable[[Core], object]) -> None:
+    def keep_asking(self, at_s: float, name: str, request: Callable[[Core], object]) -> None:
         """A client: asks until it has an answer, as a command whose connection broke does."""
-        self._pending += 1
+        self.num_pending += 1
 
         def ask() -> None:
             answer = self.control.ask(request)
-            if not answer or (answer == "run-unknown" and self.timeline.now_s() < START_S + FATE_ENDS_S):
+            if not answer or (answer in NOT_YET and self.timeline.now_s() < START_S + FATE_ENDS_S):
                 self.timeline.after(CLIENT_RETRY_S, ask)
                 return
-            self._pending -= 1
+            self.num_pending -= 1
             self.answers[name] = answer
 
         self.timeline.after(at_s, ask)
@@ -139,14 +162,14 @@ class World:
         priority: Priority = self.rng.choice(("low", "normal", "high"))
         return RunSpec(
             command=("work", f"{duration_s:.3f}", str(code)),
-            workers=self.rng.choice((1, 1, 1, 2)),
+            workers=min(self.rng.choice((1, 1, 1, 2)), self.num_devices),
             priority=priority,
             retries=self.rng.choice((0, 0, 1, 2)),
         )
 
     def _training(self) -> RunSpec:
-        least = self.rng.randint(1, 2)
-        most = min(least + self.rng.randint(0, 2), len(self.machine.node.devices))
+        least = self.rng.randint(1, min(2, self.num_devices))
+        most = min(least + self.rng.randint(0, 2), self.num_devices)
         config = {
             "until": self.rng.randint(1, 60),
             "step_s": self.rng.choice((0.02, 0.1, 0.3)),
@@ -158,61 +181,13 @@ class World:
             train="train.py:train", workers=f"{least}..{most}", config=config, retries=self.rng.choice((0, 0, 1))
         )
 
-    def _plan_fate(self) -> None:
-        kinds: dict[str, Callable[[], None]] = {
-            "control": lambda: self.control.kill(),
-            "control at a boundary": self._kill_at_boundary,
-            "storm": self._storm,
-            "agent": self.machine.kill_agent,
-            "agent in a request": self._kill_in_request,
-            "zygote": self._kill_zygote,
-            "supervisor": self._kill_supervisor,
-            "worker": self._kill_worker,
-        }
-        weights = (2, 6, 1, 2, 3, 1, 1, 5)
-        for _ in range(self.rng.randint(3, 25)):
-            kind = self.rng.choices(tuple(kinds), weights)[0]
-            self.timeline.after(self.rng.uniform(0, 60), lambda k=kind: self._strike(k, kinds[k]))  # type: ignore[misc]
-
-    def _strike(self, kind: str, action: Callable[[], None]) -> None:
-        self.num_faults[kind] = self.num_faults.get(kind, 0) + 1
-        action()
-
-    def _kill_at_boundary(self) -> None:
-        self.control.die_in_boundaries = self.rng.randint(1, 40)
-
-    def _storm(self) -> None:
-        """For a while every boundary may be the last, those of the recovery itself included."""
-        self.control.death_rate = 0.05
-        self.timeline.after(self.rng.uniform(1, 20), self._calm)
-
-    def _calm(self) -> None:
-        self.control.death_rate = 0.0
-
-    def _kill_in_request(self) -> None:
-        self.machine.die_in_requests = self.rng.randint(1, 20)
-
-    def _kill_zygote(self) -> None:
-        self.machine.zygote_up = False
-        self.timeline.after(self.rng.uniform(0.1, 2.0), self.machine.start_zygote)
-
-    def _kill_supervisor(self) -> None:
-        """Its guardian starts it again; until then nothing else comes back."""
-        self._supervisor_back_s = self.timeline.now_s() + self.rng.uniform(0.5, 4.0)
-
-    def _kill_worker(self) -> None:
-        alive = self.machine.alive
-        if alive:
-            worker = self.rng.choice(alive)
-            self.killed_workers.add(worker.run)
-            self.machine.kill_worker(worker)
-
     # The end
 
     def _done(self) -> bool:
-        if self._pending or self.core is None or self.machine.alive:
+        if self.num_pending or self.core is None or self.fleet.alive:
             return False
-        return not self.core.state.open_runs and not self.machine.spool
+        spooled = any(machine.spool for machine in self.fleet.present)
+        return self.fleet.network.whole and not self.core.state.open_runs and not spooled
 
     def _resume_forgotten(self) -> None:
         """A paused run whose user forgot it is resumed in the end, so that it can end."""
@@ -225,8 +200,8 @@ class World:
     def _fail_unfinished(self) -> None:
         state = self.core.state if self.core is not None else None
         unfinished = list(state.open_runs) if state is not None else []
-        alive = [worker.name for worker in self.machine.alive]
-        what = f"runs {unfinished} never end; alive {alive}; clients waiting {self._pending}"
+        alive = [worker.name for worker in self.fleet.alive]
+        what = f"runs {unfinished} never end; alive {alive}; clients waiting {self.num_pending}"
         raise Violated(what, unfinished[0] if unfinished else "")
 
     def _check_end(self) -> None:
@@ -238,7 +213,7 @@ class World:
             raise Violated(f"all runs have ended and these leases are held: {state.leases}")
         if len(state.runs) != len(self.asked):
             raise Violated(f"{len(self.asked)} runs were submitted, there are {len(state.runs)}")
-        for training in self.machine.trainings.values():
+        for training in self.fleet.trainings.values():
             if training.violations:
                 raise Violated("; ".join(training.violations), training.workers[0].run)
         for asked in self.asked:
@@ -246,18 +221,20 @@ class World:
 
     def _check_run(self, asked: Asked, core: Core) -> None:
         run = core.state.runs[core.state.requests[asked.key]]
-        starts = {worker.attempt for worker in self.machine.workers.values() if worker.run == run.id and worker.pid}
+        starts = {worker.attempt for worker in self.fleet.workers if worker.run == run.id and worker.pid}
         if asked.spec.command and len(starts) > 1 + asked.spec.retries:
             raise Violated(f"{run.id} was tried {len(starts)} times with {asked.spec.retries} retries", run.id)
         if run.status == "stopped" and not asked.touched:
             raise Violated(f"{run.id} is stopped, and nobody asked for it", run.id)
-        if run.id not in self.killed_workers and run.status != "stopped":
+        drained = run.failure is not None and run.failure.code == "node-drained" and self.fate.num_drains > 0
+        lost_machine = any(self.fleet.machines[name].gone for name in run.nodes)
+        if run.id not in self.disturbed and not lost_machine and not drained and run.status != "stopped":
             exits_0 = asked.spec.train or asked.spec.command[2] == "0"
             hangs = asked.spec.config.get("hang_at", -1) >= 0
             expected = "succeeded" if exits_0 else "failed"
             if run.status != expected and not hangs:
                 raise Violated(f"{run.id} was left alone and is {run.status}, not {expected}", run.id)
         if run.status == "succeeded" and asked.spec.train:
-            training = self.machine.trainings[run.id]
+            training = self.fleet.trainings[run.id]
             if training.step != training.until:
                 raise Violated(f"{run.id} succeeded at step {training.step} of {training.until}", run.id)

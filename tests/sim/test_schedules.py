@@ -41,7 +41,7 @@ def test_the_schedules_reach_every_kind_of_death_and_every_boundary() -> None:
         world = World(seed)
         world.run()
         deaths.update(world.control.deaths)
-        faults.update(world.num_faults)
+        faults.update(world.fate.num_faults)
     boundaries = {"append", "appended", "commit", "committed", "effect", "effected", "acknowledge", "acknowledged"}
     assert boundaries <= set(deaths)
     assert {"storm", "agent", "agent in a request", "zygote", "supervisor", "worker", "control"} <= set(faults)
