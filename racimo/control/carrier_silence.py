@@ -32,7 +32,7 @@ class Silence:
     def __init__(self, channels: Mapping[str, Channel], tell: Tell, state: Callable[[], State]) -> None:
         self._channels, self._tell, self._state = channels, tell, state
         self._pairs: dict[tuple[str, int, int, int], float] = {}
-        """(run, attempt, from, to) and since when; `inf` once it was said."""
+        """(run, attempt, from, to) and since when, counted anew once it was said."""
 
     async def run(self) -> None:
         """For ever."""
@@ -91,7 +91,7 @@ class Silence:
         for pair, since_s in list(found.items()):
             if now_s - since_s > PAIR_AFTER_S:
                 run, _, one, other = pair
-                found[pair] = math.inf
+                found[pair] = now_s
                 await self._tell(lambda core, run=run, a=one, b=other: core.pair_unreachable(run, a, b))  # type: ignore[misc]
 
     def _is_answered(self, run: str, attempt: int, index: int) -> bool:

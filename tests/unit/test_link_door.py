@@ -210,9 +210,8 @@ def test_a_pair_of_nodes_that_cannot_reach_each_other_is_named(
         assert isinstance(stage.agent, LinkedAgent)
         wait = protocol.Wait(worker=f"{run}/1/{here}", waits_for=(there,), for_s=0.5, unreachable=(there,))
         stage.agent.say(wait)
-        await _until(lambda: told)
-        await asyncio.sleep(0.3)
-        assert told == [(run, here, there)]
+        await _until(lambda: len(told) >= 2)  # again while it lasts: what the core cannot use yet is dropped there
+        assert set(told) == {(run, here, there)}
         await other.die()
 
     play(check)
