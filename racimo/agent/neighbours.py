@@ -1,9 +1,11 @@
 """What one node's agent does for and with the others': contents passed on, ways measured, modules looked up."""
 
 import asyncio
+import contextlib
+import errno
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -29,6 +31,7 @@ from racimo.agent.protocol import (
 from racimo.spec.config import parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
+from racimo.spec.quantity import format_size
 from racimo.state.nouns import Node
 
 MAX_MODULES = 1_000
@@ -106,11 +109,13 @@ class Neighbours:
     # What control asks
 
     async def _put_blob(self, message: PutBlob) -> ReplyBody:
-        await self._arrivals.put(message.sha256, message.content)
+        with _naming_a_full_disk(len(message.content)):
+            await self._arrivals.put(message.sha256, message.content)
         return Ok()
 
     async def _put_part(self, message: PutBlobPart) -> ReplyBody:
-        await self._arrivals.add_part(message.sha256, message.offset, message.total_bytes, message.content)
+        with _naming_a_full_disk(message.total_bytes):
+            await self._arrivals.add_part(message.sha256, message.offset, message.total_bytes, message.content)
         return Ok()
 
     async def _fetch(self, message: FetchBlobs) -> ReplyBody:
@@ -129,3 +134,16 @@ class Neighbours:
             failure = error.failure
             raise RacimoError(failure.code, failure.message, failure.hint) from error
         return ModulesReply(missing=await missing_modules(environment, message.modules))
+
+
+@contextlib.contextmanager
+def _naming_a_full_disk(size_bytes: int) -> Iterator[None]:
+    """The host belongs to the error: the run has others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        host = socket.gethostname()
+        message = f"{host} has no room for a file of the run of {format_size(size_bytes)}: {error.strerror}"
+        raise RacimoError("disk-full", message, f"df -h   # on {host}") from error

@@ -30,8 +30,8 @@ MAX_ECHO_BYTES = 64 * 1024
 MAX_SINK_BYTES = 256 * 10**6
 BUFFER_BYTES = 4 * 2**20
 """What one connection keeps of pieces that nobody has taken yet."""
-DEAD_AFTER_S = 10
-"""What was sent and is not acknowledged for so long ends the connection."""
+DEAD_AFTER_S = 4
+"""What was sent, or the kernel's own probe of an idle connection, and is not acknowledged for so long ends it."""
 
 T = TypeVar("T")
 
@@ -128,6 +128,5 @@ def notice_death(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_AFTER_S // 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)

@@ -17,8 +17,9 @@ PROBE_TIMEOUT_S = 15.0
 ROUND_TRIPS = 20
 SIZE_BYTES = 8_000_000
 MEASURED_ROUNDS = 15
-"""Rounds with bandwidth; later ones only see whether there is a way, and how long it takes."""
-MAX_ROUNDS = 127
+MAX_PAIRS = 10_000
+"""Those tried at all: every pair of up to 141 nodes."""
+MAX_TRIED_AT_ONCE = 64
 LIST_UP_TO = 8
 """Nodes; with more of them only what is wrong is listed pair by pair."""
 SLOW_SHARE = 0.33
@@ -51,27 +52,38 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 class Ways:
     def __init__(self, request: Request, nodes: Sequence[Node]) -> None:
         self._request, self._nodes = request, nodes
-        self._num_tried = 0
+        self._trying = asyncio.Semaphore(MAX_TRIED_AT_ONCE)
 
     async def findings(self) -> list[Finding]:
-        """Both directions of every pair, as far as the bound on rounds goes."""
-        ways: list[Way] = []
-        for number, pairs in enumerate(rounds(len(self._nodes))):
-            if number == MAX_ROUNDS:
-                break
-            size_bytes = SIZE_BYTES if number < MEASURED_ROUNDS else 0
-            found = await asyncio.gather(*(self._pair(one, two, size_bytes) for one, two in pairs))
-            ways += [way for both in found for way in both]
-        return self._judge(ways)
+        """Every pair both ways, as far as the bounds go: first whether there is a way at all, all at once, so that the
+        time-outs of those that are not there pass together; then how good it is, round by round."""
+        played = list(rounds(len(self._nodes)))[: max(1, MAX_PAIRS // max(1, len(self._nodes) // 2))]
+        pairs = [way for one_round in played for one, two in one_round for way in ((one, two), (two, one))]
+        tried = dict(zip(pairs, await asyncio.gather(*(self._try(*pair) for pair in pairs)), strict=True))
+        measured: list[Way] = []
+        for one_round in played[:MEASURED_ROUNDS]:
+            found = await asyncio.gather(*(self._pair(one, two, tried) for one, two in one_round))
+            measured += [way for both in found for way in both]
+        broken = [way for way in tried.values() if way.probe.problem]
+        return self._judge(measured, broken, num_tried=len(tried))
 
-    async def _pair(self, one: int, two: int, size_bytes: int) -> list[Way]:
-        first, second = self._nodes[one], self._nodes[two]
-        return [await self._probe(first, second, size_bytes), await self._probe(second, first, size_bytes)]
+    async def _try(self, one: int, two: int) -> Way:
+        async with self._trying:
+            return await self._probe(self._nodes[one], self._nodes[two], round_trips=1, size_bytes=0)
 
-    async def _probe(self, source: Node, target: Node, size_bytes: int) -> Way:
+    async def _pair(self, one: int, two: int, tried: dict[tuple[int, int], Way]) -> list[Way]:
+        """One direction after the other."""
+        found = []
+        for pair in ((one, two), (two, one)):
+            if not tried[pair].probe.problem:
+                first, second = self._nodes[pair[0]], self._nodes[pair[1]]
+                found.append(await self._probe(first, second, round_trips=ROUND_TRIPS, size_bytes=SIZE_BYTES))
+        return found
+
+    async def _probe(self, source: Node, target: Node, *, round_trips: int, size_bytes: int) -> Way:
         peer = peer_of(target)
         assert peer is not None
-        question = ProbePeer(peer=peer, round_trips=ROUND_TRIPS if size_bytes else 3, size_bytes=size_bytes)
+        question = ProbePeer(peer=peer, round_trips=round_trips, size_bytes=size_bytes)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 reply = await self._request(source.id, question)
@@ -81,32 +93,32 @@ class Ways:
         assert isinstance(reply, ProbeReply)
         return Way(source, target, reply)
 
-    def _judge(self, ways: list[Way]) -> list[Finding]:
-        if not ways:
-            return []
-        good = [way for way in ways if not way.probe.problem]
-        rates = [way.probe.bandwidth_bytes_per_s for way in good if way.probe.bandwidth_bytes_per_s]
-        middle_rate = statistics.median(rates) if rates else 0.0
-        middle_s = statistics.median(way.probe.latency_s for way in good) if good else 0.0
-        findings = [_broken(way) for way in ways if way.probe.problem]
+    def _judge(self, measured: list[Way], broken: list[Way], *, num_tried: int) -> list[Finding]:
+        broken = broken + [way for way in measured if way.probe.problem]
+        good = [way for way in measured if not way.probe.problem]
+        findings = [_broken(way) for way in broken]
+        if not good:
+            return findings
+        middle_rate = statistics.median(way.probe.bandwidth_bytes_per_s for way in good)
+        middle_s = statistics.median(way.probe.latency_s for way in good)
         for way in good:
-            slow = way.probe.bandwidth_bytes_per_s and way.probe.bandwidth_bytes_per_s < SLOW_SHARE * middle_rate
-            far = way.probe.latency_s > max(FAR_FACTOR * middle_s, FAR_LEAST_S)
-            if slow or far:
+            slow = way.probe.bandwidth_bytes_per_s < SLOW_SHARE * middle_rate
+            if slow or way.probe.latency_s > max(FAR_FACTOR * middle_s, FAR_LEAST_S):
                 findings.append(_slow(way, middle_rate, middle_s))
             elif len(self._nodes) <= LIST_UP_TO:
                 findings.append(_good(way))
         if len(self._nodes) > LIST_UP_TO:
-            findings.append(self._summary(good, rates, middle_rate, middle_s))
+            findings.append(self._summary(good, num_tried - len(broken), num_tried))
         return findings
 
-    def _summary(self, good: list[Way], rates: list[float], middle_rate: float, middle_s: float) -> Finding:
+    def _summary(self, good: list[Way], num_there: int, num_tried: int) -> Finding:
         count = len(self._nodes)
-        worst_s = max((way.probe.latency_s for way in good), default=0.0)
+        rates = [way.probe.bandwidth_bytes_per_s for way in good]
+        round_trips_s = [way.probe.latency_s for way in good]
         words = (
-            f"{len(good)} of {count * (count - 1)} ways tried and there, of {len(rates)} the bandwidth: median"
-            f" {format_size(middle_rate)}/s, least {format_size(min(rates, default=0.0))}/s;"
-            f" round trip {middle_s * 1000:.2f} ms, at most {worst_s * 1000:.2f} ms"
+            f"of {count * (count - 1)} ways {num_tried} were tried and {num_there} are there; {len(good)} were"
+            f" measured: median {format_size(statistics.median(rates))}/s, least {format_size(min(rates))}/s; round trip"
+            f" {statistics.median(round_trips_s) * 1000:.2f} ms, at most {max(round_trips_s) * 1000:.2f} ms"
         )
         return Finding(about="ways", verdict="ok", found=words)
 
@@ -140,6 +152,4 @@ def _good(way: Way) -> Finding:
 
 
 def _numbers(way: Way) -> str:
-    rate = way.probe.bandwidth_bytes_per_s
-    words = f"{format_size(rate)}/s, " if rate else ""
-    return f"{words}round trip {way.probe.latency_s * 1000:.2f} ms"
+    return f"{format_size(way.probe.bandwidth_bytes_per_s)}/s, round trip {way.probe.latency_s * 1000:.2f} ms"

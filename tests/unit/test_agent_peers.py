@@ -1,7 +1,9 @@
 """Agents among themselves: who may speak, contents passed on (also while they arrive), and ways measured."""
 
 import asyncio
+import errno
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -11,9 +13,19 @@ from peer_stage import BIG, Host, hosts, name_of, play
 from racimo.agent import arrivals as arriving
 from racimo.agent import peer_server
 from racimo.agent.arrivals import PIECE_BYTES
+from racimo.agent.blobs import Draft
 from racimo.agent.environments import Environments
 from racimo.agent.neighbours import Neighbours
-from racimo.agent.protocol import FetchBlobs, FetchReply, FindModules, ModulesReply, ProbePeer, ProbeReply, PutBlobPart
+from racimo.agent.protocol import (
+    FetchBlobs,
+    FetchReply,
+    FindModules,
+    ModulesReply,
+    ProbePeer,
+    ProbeReply,
+    PutBlob,
+    PutBlobPart,
+)
 from racimo.spec.errors import RacimoError
 
 
@@ -119,6 +131,27 @@ def test_pieces_out_of_order_end_the_arrival(tmp_path: Path) -> None:
                 assert caught.value.code == code
             with pytest.raises(RacimoError):
                 await one.ask(PutBlobPart(sha256="../../etc", offset=0, total_bytes=1, content=b"x"))
+
+    play(scene)
+
+
+def test_a_full_disk_is_named_with_its_host_and_nothing_half_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(draft: Draft, piece: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Draft, "write", full)
+
+    async def scene() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            content = os.urandom(100)
+            part = PutBlobPart(sha256=name_of(content), offset=0, total_bytes=300_000_000, content=content)
+            for message in (part, PutBlob(sha256=name_of(content), content=content)):
+                with pytest.raises(RacimoError) as caught:
+                    await one.ask(message)
+                assert caught.value.code == "disk-full" and socket.gethostname() in caught.value.message
+            assert not list((one.home.node_dir / "blobs").iterdir())
 
     play(scene)
 
