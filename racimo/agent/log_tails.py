@@ -1,4 +1,5 @@
-"""What workers write, given piece by piece to the control process for its copy: the last MB of each log at most.
+"""What workers write, given piece by piece to the control process for its copy: the last MB of each log at most; and
+word of who has reported something.
 
 Logs stay where they were written; the copy is for the day this machine is gone (kuberay#1047, ray#44561). Nothing is
 looked at while nobody writes: inotify says which worker did.
@@ -15,11 +16,13 @@ from racimo.agent.inotify import FileWatcher, FolderWatch
 from racimo.agent.logs import BLOCK_BYTES, read_log
 from racimo.agent.protocol import LogBatch, LogPiece, PullLogs
 from racimo.agent.pulse import Pulse
+from racimo.agent.runs import Runs
 from racimo.agent.workers import Workers
 
 LAST_BYTES = 2**20
 MAX_BATCH_BYTES = 16 * 2**20
 MAX_WAIT_S = 60.0
+REPORTS_DELAY_S = 2.0
 RECENT_S = 3600.0
 """After its agent was started anew, ends within this time are told again, as nobody knows what was sent of them."""
 MAX_RECENT = 200
@@ -56,8 +59,10 @@ class _Tail:
 class LogTails:
     """The logs of live and recently ended workers and how far the control process has them."""
 
-    def __init__(self, workers: Workers, files: FileWatcher, wall_s: Callable[[], float] = time.time) -> None:
-        self._workers, self._files, self._wall_s = workers, files, wall_s
+    def __init__(
+        self, workers: Workers, runs: Runs, files: FileWatcher, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        self._workers, self._runs, self._files, self._wall_s = workers, runs, files, wall_s
         self._tails: dict[str, list[_Tail]] = {}
         self._watches: dict[str, tuple[FolderWatch, Callable[[], None]]] = {}
         self._number = self._before = 1 + secrets.randbits(40)
@@ -66,7 +71,12 @@ class LogTails:
         self._changed = Pulse()
         self._turn = 0
         self._one_pull = asyncio.Lock()
+        self._reported: set[str] = set()
+        self._told: frozenset[str] = frozenset()
+        """In the batch that is not acknowledged yet."""
+        self._delay: asyncio.TimerHandle | None = None
         workers.started.listeners.add(self._changed.beat)
+        runs.news.listeners.add(self._delay_reports)
 
     async def pull(self, message: PullLogs) -> LogBatch:
         """The next batch; empty if nothing was written within `wait_s`. A later pull ends one that still waits."""
@@ -87,33 +97,57 @@ class LogTails:
                 if turn != self._turn:
                     self._take_back()
                     break
-                if pieces:
+                if pieces or self._reported:
                     self._before, self._number = self._number, self._number + 1
-                    return LogBatch(next=self._number, pieces=tuple(pieces))
+                    self._told, self._reported = frozenset(self._reported), set()
+                    return LogBatch(next=self._number, pieces=tuple(pieces), reported=tuple(sorted(self._told)))
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     break
-                if not any(tail.changed for tail in self._each()):
+                if not self._reported and not any(tail.changed for tail in self._each()):
                     await self._changed.wait(left_s)
             return LogBatch(next=self._number)
 
     def close(self) -> None:
+        if self._delay is not None:
+            self._delay.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for worker in list(self._watches):
             self._unfollow(worker)
+        self._tails.clear()
+
+    def _delay_reports(self) -> None:
+        """A training reports at every step: that is told in bundles, where anybody listens."""
+        if self._delay is None and self._turn:
+            self._delay = asyncio.get_running_loop().call_later(REPORTS_DELAY_S, self._take_reports)
+
+    def _take_reports(self) -> None:
+        self._delay = None
+        self._reported |= self._runs.reported
+        self._runs.reported.clear()
+        self._changed.beat()
 
     def _note_cursor(self, after: int) -> None:
         if after == self._number:
             for tail in self._each():
                 tail.offset = tail.offset if tail.given is None else tail.given
                 tail.given = None
+            self._told = frozenset()
             self._before = after
         elif after == self._before:
             self._take_back()  # the batch has not arrived
         else:
-            self.close()
-            self._tails.clear()
+            self._let_go()
+            recent = self._recent()
+            entries = self._workers.entries.values()
+            self._reported = {entry.run for entry in entries if entry.live or entry.name in recent}
+            self._runs.reported.clear()
 
     def _take_back(self) -> None:
+        self._reported |= self._told
+        self._told = frozenset()
         for tail in self._each():
             tail.changed = tail.changed or tail.given is not None
             tail.given = None

@@ -290,8 +290,11 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogBatch(_Message, frozen=True, kw_only=True):
+    """`reported`: runs whose workers have reported something since the batch before (told every few seconds)."""
+
     next: int
     pieces: tuple[LogPiece, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 class StopWorker(_Message, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from racimo.agent.log_tails import LogTails
 from racimo.agent.logs import read_log
 from racimo.agent.outputs import check_run_name, list_outputs, read_output
 from racimo.agent.protocol import ListOutputs, LogChunk, OutputList, PullLogs, ReadLog, ReadOutput, ReplyBody
+from racimo.agent.runs import Runs
 from racimo.agent.workers import Workers
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -20,9 +21,9 @@ FILES = {"out": "out.log", "err": "err.log", "steps": "steps.jsonl"}
 class Reading:
     """One handler per request. Nothing is changed by any."""
 
-    def __init__(self, home: Home, workers: Workers, files: FileWatcher) -> None:
+    def __init__(self, home: Home, workers: Workers, runs: Runs, files: FileWatcher) -> None:
         self._home, self._workers, self._files = home, workers, files
-        self._tails = LogTails(workers, files)
+        self._tails = LogTails(workers, runs, files)
 
     def close(self) -> None:
         self._tails.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from racimo.agent.protocol import Announce, Report, ReportBatch
+from racimo.agent.pulse import Pulse
 from racimo.agent.whole_file import write_whole
 from racimo.spec.home import Home
 
@@ -91,6 +92,10 @@ class Runs:
         self._root = home.node_dir / "runs"
         self._announced: dict[str, Announce] = {}
         self._reports: dict[str, _Reports] = {}
+        self.reported: set[str] = set()
+        """Runs of which something was reported since somebody has emptied this."""
+        self.news = Pulse()
+        """Beats when the first run comes into `reported`."""
 
     def announce(self, message: Announce) -> bool:
         """Keeps a generation; False if a newer one (or this) is known already."""
@@ -117,6 +122,10 @@ class Runs:
             self._reports_of(run).add(report)
         except OSError as error:
             print(f"agent: lost a report of {run}: {error}", file=sys.stderr)
+        first = not self.reported
+        self.reported.add(run)
+        if first:
+            self.news.beat()
 
     def read_reports(self, run: str, after: int, limit: int) -> ReportBatch:
         lines = self._reports_of(run).lines if run in self._reports or (self._root / run).exists() else []
@@ -126,6 +135,7 @@ class Runs:
     def forget(self, run: str) -> None:
         self._announced.pop(run, None)
         self._reports.pop(run, None)
+        self.reported.discard(run)
 
     def _reports_of(self, run: str) -> _Reports:
         if run not in self._reports:

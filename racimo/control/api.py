@@ -70,8 +70,8 @@ class Api:
         self._shut_down = shut_down
         self._started_wall_s = loop.core.clock.wall_s()
         self._board = ProgressBoard(carrier, home.worker_dir(""))
-        self.reports_board = ReportBoard(carrier, home.merged_reports_dir)
-        self.mirror = Mirror(home, carrier, lambda: loop.core.state)
+        self._reports = ReportBoard(carrier, home.merged_reports_dir)
+        self.mirror = Mirror(home, carrier, self._reports, lambda: loop.core.state)
         """Of other nodes' logs; whoever made this runs it."""
         self._logs = LogStreams(LogSource(carrier, loop, self.mirror.copies))
         self._outputs = Outputs(home, carrier, loop)
@@ -263,7 +263,7 @@ class Api:
     async def reports(self, exchange: Exchange) -> None:
         run = self._run(exchange)
         after = int(exchange.number("after", 0, 0, 2**53))
-        await exchange.answer(await self.reports_board.read(run, after, MAX_REPORTS))
+        await exchange.answer(await self._reports.read(run, after, MAX_REPORTS))
 
     async def logs(self, exchange: Exchange) -> None:
         run = self._run(exchange)

@@ -1,7 +1,8 @@
 """The head's own copy of the last MB of each log on other nodes, for the day when such a node does not answer.
 
-Kept as long as the run is (kuberay#1047, ray#44561: logs and history are gone after the head restarts). The files have
-holes where nothing is kept, so that a byte has the same offset as in the worker's own log.
+Reports are copied on the same occasion. Copies are kept as long as the run is (kuberay#1047, ray#44561: logs and
+history are gone after the head restarts). The files have holes where nothing is kept, so that a byte has the same
+offset as in the worker's own log.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 from racimo.agent.logs import BLOCK_BYTES, enforce_cap, notice_over, read_log
 from racimo.agent.protocol import LogBatch, LogChunk, LogPiece, PullLogs
 from racimo.control.carrier import Carrier
+from racimo.control.reports import ReportBoard
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.fold import State
@@ -24,12 +26,15 @@ CAP_BYTES = 1_400_000
 """Of one copy; a quarter is dropped at a time, so that the last MB is always there."""
 MAX_TOTAL_BYTES = 4 * 2**30
 """Of all copies; beyond it those of the oldest runs that have ended go first, then any."""
-PULL_WAIT_S = 30.0
+PULL_WAIT_S = 60.0
 PULL_BYTES = 2 * 2**20
 MIN_INTERVAL_S = 0.25
 BUSY_INTERVAL_S = 1.0
 """Between pulls that came full: so logs never take more than `PULL_BYTES` per second and node of the head's link."""
+BUSY_NODES = 10
+"""With more of them the pauses are longer: all together take no more than these would."""
 RETRY_S = 1.0
+REFUSED_S = 60.0
 MAX_WRITING = 4
 NODES_LOOK_S = 60.0
 
@@ -93,13 +98,15 @@ class LogCopies:
 class Mirror:
     """One task for each node on another machine; nothing is done while nothing is written there."""
 
-    def __init__(self, home: Home, carrier: Carrier, state: Callable[[], State]) -> None:
+    def __init__(self, home: Home, carrier: Carrier, reports: ReportBoard, state: Callable[[], State]) -> None:
         self.copies = LogCopies(home.mirrored_logs_dir)
-        self._carrier, self._state = carrier, state
+        self._carrier, self._reports, self._state = carrier, reports, state
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cursors: dict[str, int] = {}
         """How far each node's agent was heard in this process's life."""
         self._known_runs: set[str] = set()
+        self._busy: frozenset[str] = frozenset()
+        """Nodes whose last batch came full."""
         self._writing = asyncio.Semaphore(MAX_WRITING)
 
     async def run(self) -> None:
@@ -125,12 +132,17 @@ class Mirror:
         """Until it is cancelled, because the node is gone."""
         while True:
             began_s = time.monotonic()
+            interval_s = MIN_INTERVAL_S
             try:
-                interval_s = BUSY_INTERVAL_S if await self._pull_once(node) else MIN_INTERVAL_S
+                busy = await self._pull_once(node)
+                self._busy = self._busy | {node} if busy else self._busy - {node}
+                if busy:
+                    interval_s = BUSY_INTERVAL_S * max(1.0, len(self._busy) / BUSY_NODES)
             except RacimoError as error:
+                interval_s = RETRY_S
                 if error.code not in ("unreachable", "node-unknown"):
                     log.warning("node %s does not send its logs: %s", node, error.message)
-                interval_s = RETRY_S
+                    interval_s = REFUSED_S
             await asyncio.sleep(max(0.0, began_s + interval_s - time.monotonic()))
 
     async def _pull_once(self, node: str) -> bool:
@@ -147,6 +159,8 @@ class Mirror:
             await self._forget()
         async with self._writing:
             await asyncio.to_thread(self._write, pieces)
+        for run in [runs[run] for run in batch.reported if run in runs]:
+            await self._reports.copy(run)
         self._cursors[node] = batch.next
         return sum(len(piece.content) for piece in batch.pieces) > PULL_BYTES // 2
 
@@ -163,6 +177,7 @@ class Mirror:
         kept = set(state.runs)
         try:
             await asyncio.to_thread(self.copies.forget_all_but, kept.__contains__, [*ended, *state.open_runs])
+            await asyncio.to_thread(self._reports.forget_all_but, kept.__contains__)
         except OSError as error:
             log.warning("copies of old logs cannot be dropped: %s", error)
         self._known_runs &= kept

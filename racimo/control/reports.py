@@ -1,11 +1,12 @@
 """What the workers of a run reported, from all nodes: first wins per step and name.
 
-A run on one node is read there. Once it has been on several, their lines are merged into a file at the head, in the
-order in which they came here: a client's position in it means the same after a restart and without those nodes. The
-first node's come first, so that positions from before there was a second stay right.
+A run on the head alone is read there. Once it has been elsewhere, the lines of its nodes are merged into a file at the
+head, in the order in which they came here: a client's position in it means the same after a restart and without those
+nodes. The first node's come first, so that positions from before there was a second stay right.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ MAX_LINES = 100_000
 BATCH_LINES = 5_000
 ASK_TIMEOUT_S = 5.0
 AWAY = ("unreachable", "node-unknown")
+
+log = logging.getLogger("racimo.control.reports")
 
 
 class _Merged:
@@ -74,26 +77,36 @@ class ReportBoard:
         self._open: dict[str, _Merged] = {}
 
     async def read(self, run: Run, after: int, limit: int) -> ReportsView:
-        """Lines from number `after` on. `RacimoError` unreachable if the only node of the run does not answer."""
-        nodes = run.nodes or (self._carrier.local_node,)
-        path = self._path(run.id)
-        if len(nodes) == 1 and not path.exists():
-            batch = await self._ask(nodes[0], run.id, after, limit)
+        """Lines from number `after` on. `RacimoError` unreachable if this machine's agent does not answer."""
+        if not self._is_elsewhere(run):
+            batch = await self._ask("", run.id, after, limit)
             return ReportsView(next=batch.next, reports=batch.reports)
         merged = self._merged(run.id)
-        async with merged.lock:
-            away = []
-            for node in nodes:  # one after the other: the order of the first merge is that of the nodes
-                if not await self._read_node(merged, run.id, node):
-                    away.append(node)
+        away = await self._merge(run, merged)
         chosen = tuple(merged.lines[after : after + limit])
         return ReportsView(next=after + len(chosen), reports=chosen, away=tuple(away))
+
+    async def copy(self, run: Run) -> None:
+        """Takes what there is now, so that it is here when its node is not."""
+        if self._is_elsewhere(run):
+            await self._merge(run, self._merged(run.id))
+
+    def _is_elsewhere(self, run: Run) -> bool:
+        return bool(set(run.nodes) - {self._carrier.local_node}) or self._path(run.id).exists()
+
+    async def _merge(self, run: Run, merged: _Merged) -> list[str]:
+        """The nodes that do not answer."""
+        away = []
+        async with merged.lock:
+            for node in run.nodes:  # one after the other: the order of the first merge is that of the nodes
+                if not await self._read_node(merged, run.id, node):
+                    away.append(node)
+        return away
 
     def forget_all_but(self, kept: Callable[[str], bool]) -> None:
         """Drops what was merged of runs that are not `kept`. Blocks on the disk."""
         for path in self._folder.glob("*.jsonl"):
             if not kept(path.stem):
-                self._open.pop(path.stem, None)
                 path.unlink(missing_ok=True)
 
     async def _read_node(self, merged: _Merged, run: str, node: str) -> bool:
@@ -112,7 +125,11 @@ class ReportBoard:
                 raise
             if not batch.reports:
                 return True
-            await asyncio.to_thread(merged.add, batch.reports)
+            try:
+                await asyncio.to_thread(merged.add, batch.reports)
+            except OSError as error:  # a full disk: the node still has it
+                log.warning("reports of %s cannot be kept: %s", run, error)
+                return True
             merged.read_upto[node] = batch.next
 
     async def _ask(self, node: str, run: str, after: int, limit: int) -> ReportBatch:

@@ -136,7 +136,9 @@ class FakeAgent:
             case protocol.PullLogs():
                 while body.after >= len(self.written):
                     await self._news.wait()
-                return protocol.LogBatch(next=len(self.written), pieces=tuple(self.written[body.after :]))
+                pieces = tuple(self.written[body.after :])
+                runs = {parse_worker_id(piece.worker)[0] for piece in pieces}
+                return protocol.LogBatch(next=len(self.written), pieces=pieces, reported=tuple(runs))
             case protocol.ListOutputs():
                 found = sorted(self.outputs.items())
                 files = [protocol.OutputFile(path=n, size_bytes=len(c), modified_wall_s=1.0) for n, c in found]

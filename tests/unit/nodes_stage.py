@@ -1,7 +1,7 @@
 """A head without devices and two machines that joined it: `n2` with two devices and `n3` with one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,18 @@ class Nodes:
 
 @asynccontextmanager
 async def nodes_stage(
-    root: Path, journal: Journal | None = None, *, prices: tuple[float, float] = (0.0, 0.0)
+    root: Path,
+    journal: Journal | None = None,
+    *,
+    prices: tuple[float, float] = (0.0, 0.0),
+    prepare: Callable[[LinkedAgent, LinkedAgent], None] = lambda n3, n2: None,
 ) -> AsyncIterator[Nodes]:
+    """`prepare` is called before `n3` dials."""
     async with carrier_stage("link", root, journal) as made:
         assert isinstance(made.agent, LinkedAgent)
         n3 = LinkedAgent(made.home, made.bind, node="n3", num_slots=1)
         n3.node = msgspec.structs.replace(n3.node, price_per_device_hour=prices[1])
+        prepare(n3, made.agent)
         await n3.listen()
         await made.until_nodes(n2="up", n3="up")
         async with asyncio.timeout(WAIT_S):

@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from racimo.agent.entry import Entry
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.log_tails import LAST_BYTES, LogTails
 from racimo.agent.logs import BLOCK_BYTES
-from racimo.agent.protocol import LogBatch, PullLogs, WorkerOrder
+from racimo.agent.protocol import LogBatch, PullLogs, Report, WorkerOrder
 from racimo.agent.pulse import Pulse
+from racimo.agent.runs import Runs
+from racimo.spec.home import Home
 from racimo.state.nouns import Exit
 
 
@@ -21,16 +25,21 @@ class Node:
         self.entries: dict[str, Entry] = {}
         self.started = Pulse()
         self.files = FileWatcher()
+        self.runs = Runs(Home(root / "home"))
         self.tails = self.new_agent()
 
     def new_agent(self) -> LogTails:
-        return LogTails(self, self.files)  # type: ignore[arg-type]
+        return LogTails(self, self.runs, self.files)  # type: ignore[arg-type]
 
     def start(self, worker: str, exec_of: str = "") -> Entry:
         order = WorkerOrder(worker=worker, kind="exec" if exec_of else "command", exec_of=exec_of)
         entry = self.entries[worker] = Entry(order=order, directory=self.root / worker)
         self.started.beat()
         return entry
+
+    @property
+    def live(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.live]
 
     async def write(self, worker: str, content: bytes, stream: str = "out") -> None:
         """Returns once the kernel has told of it."""
@@ -157,7 +166,7 @@ def test_a_new_agent_and_a_forgetful_control_begin_with_the_last_mb_of_who_lives
         again = await node.pull(batch.next)
         assert sorted(shown(again)) == [("old/1/0", "out", 0, b"bye\n"), ("r/1/0", "out", 0, b"one\n")]
         node.tails.close()
-        node.tails = LogTails(node, node.files, lambda: old.directory.stat().st_mtime + 7200)  # type: ignore[arg-type]
+        node.tails = LogTails(node, node.runs, node.files, lambda: old.directory.stat().st_mtime + 7200)  # type: ignore[arg-type]
         assert [piece.worker for piece in (await node.pull(0)).pieces] == ["r/1/0"]
 
     on_a_node(tmp_path, check)
@@ -190,5 +199,25 @@ def test_a_second_pull_ends_the_first(tmp_path: Path) -> None:
         assert (await first).pieces == ()
         await node.write("r/1/0", b"one\n")
         assert len((await second).pieces) == 1
+
+    on_a_node(tmp_path, check)
+
+
+def test_who_reports_is_told_in_bundles_until_that_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("racimo.agent.log_tails.REPORTS_DELAY_S", 0.02)
+
+    async def check(node: Node) -> None:
+        node.start("r/1/0")
+        first = await node.pull(0)
+        assert first.reported == ("r",)  # whatever there was before
+        node.runs.report("r", Report(step=1, values={"loss": 1.0}))
+        node.runs.report("s", Report(step=1, values={"loss": 1.0}))
+        lost = await node.pull(first.next, wait_s=5.0)
+        assert lost.reported == ("r", "s") and lost.pieces == ()
+        again = await node.pull(first.next)
+        assert again.reported == ("r", "s")
+        assert (await node.pull(again.next)).reported == ()
+        node.runs.report("r", Report(step=2, values={"loss": 1.0}))
+        assert (await node.pull(again.next, wait_s=5.0)).reported == ("r",)
 
     on_a_node(tmp_path, check)

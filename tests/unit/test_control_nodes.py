@@ -10,9 +10,14 @@ import pytest
 from racimo.act.journal import MemoryJournal
 from racimo.agent.logs import is_notice
 from racimo.agent.protocol import LogPiece, Progress, ProgressBatch, Report
+from racimo.control import present
 from racimo.control.mirror import LogCopies
 from racimo.control.progress import ProgressBoard
-from racimo.control.views import ClusterView, NodeView, OutputsView, ReportsView, RunView
+from racimo.control.views import ClusterView, NodeView, OutputsView, ReportsView, RunProgress, RunView
+from racimo.spec.run import RunSpec
+from racimo.state.events import AttemptPlanned
+from racimo.state.nouns import Failure, Run, Worker, parse_worker_id
+from tests.unit.carrier_stage import LinkedAgent
 from tests.unit.nodes_stage import Nodes, nodes_stage
 
 
@@ -28,6 +33,15 @@ def on(root: Path, check: Callable[[Nodes], Awaitable[None]], **settings: object
             await check(nodes)
 
     asyncio.run(run())
+
+
+def journal_node(journal: MemoryJournal, worker: str) -> str:
+    """Where it was placed."""
+    run, attempt, index = parse_worker_id(worker)
+    for record in journal.records(run):
+        if isinstance(record.event, AttemptPlanned) and record.event.attempt == attempt:
+            return next(place.node for place in record.event.placements if place.index == index)
+    raise AssertionError(worker)
 
 
 def test_each_workers_log_comes_from_its_node(tmp_path: Path) -> None:
@@ -259,6 +273,69 @@ def test_reports_of_all_nodes_are_merged_the_first_wins_and_positions_hold(tmp_p
 
     on(tmp_path, before, journal=journal)
     on(tmp_path, after, journal=journal)
+
+
+def test_what_was_reported_on_a_lost_machine_is_there_although_nobody_had_asked(tmp_path: Path) -> None:
+    """kuberay#1047: history does not depend on who looked at it in time."""
+
+    async def check(nodes: Nodes) -> None:
+        run = await nodes.submit()
+        nodes.n3.reports = [Report(step=1, values={"loss": 1.0})]
+        nodes.n3.print(nodes.worker_on(run, "n3"), b"step 1\n")
+        merged = nodes.stage.home.merged_reports_dir / f"{run}.jsonl"
+        async with asyncio.timeout(5):
+            while not merged.exists():
+                await asyncio.sleep(0.01)
+        await nodes.leave(nodes.n3)
+        answer = await nodes.stage.http.get(f"/v1/runs/{run}/reports")
+        view = msgspec.json.decode(answer.content, type=ReportsView)
+        assert view.reports == (Report(step=1, values={"loss": 1.0}),) and view.away == ("n3",)
+
+    on(tmp_path, check)
+
+
+def test_an_end_that_came_while_the_head_was_replaced_is_what_it_was(tmp_path: Path) -> None:
+    """ray#65608: the head is replaced, exit 0 is recorded as failed."""
+    journal = MemoryJournal()
+    run = ""
+
+    async def before(nodes: Nodes) -> None:
+        nonlocal run
+        run = await nodes.submit()
+
+    def ended(n3: LinkedAgent, n2: LinkedAgent) -> None:
+        for agent, devices in ((n2, 2), (n3, 1)):
+            names = [f"{run}/1/{index}" for index in range(3)]
+            own = [name for name in names if journal_node(journal, name) == agent.node.id]
+            assert len(own) == devices
+            for name in own:
+                agent.exited(name)
+
+    async def after(nodes: Nodes) -> None:
+        view = await nodes.stage.until(run, "succeeded", "failed", "lost")
+        assert view["status"] == "succeeded" and view["attempt"] == 1
+
+    on(tmp_path, before, journal=journal)
+    on(tmp_path, after, journal=journal, prepare=ended)
+
+
+def test_who_waits_for_a_hung_worker_on_another_node_is_named_with_it(tmp_path: Path) -> None:
+    """pytorch#118369: the agent of the stuck one names it and its line; the head knows who waits elsewhere."""
+    workers = {
+        index: Worker(index=index, attempt=1, node=f"n{index}", devices=(0,), rank=index, status="ready")
+        for index in range(4)
+    }
+    failure = Failure(code="worker-hung", message="rank 1 (r/1/1) stands at train.py:7 in train", worker="r/1/1")
+    run = Run(
+        id="r", spec=RunSpec(train="train.py"), order=1, status="running", attempt=1, workers=workers, failure=failure
+    )
+    progress = RunProgress(
+        run="r", status="running", num_workers=4,
+        workers=tuple(Progress(worker=f"r/1/{index}", waits_for=(1,)) for index in (0, 3)),
+    )  # fmt: skip
+    said = present.with_waiting(run, progress)
+    assert said is not None and said.message == f"{failure.message} while ranks 0, 3 wait for it"
+    assert present.with_waiting(run, None) == failure
 
 
 def test_a_strays_progress_does_not_hide_the_present_attempts(tmp_path: Path) -> None:
