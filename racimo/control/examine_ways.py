@@ -117,8 +117,8 @@ class Ways:
         round_trips_s = [way.probe.latency_s for way in good]
         words = (
             f"of {count * (count - 1)} ways {num_tried} were tried and {num_there} are there; {len(good)} were"
-            f" measured: median {format_size(statistics.median(rates))}/s, least {format_size(min(rates))}/s; round trip"
-            f" {statistics.median(round_trips_s) * 1000:.2f} ms, at most {max(round_trips_s) * 1000:.2f} ms"
+            f" measured: median {format_size(statistics.median(rates))}/s, least {format_size(min(rates))}/s; round"
+            f" trip {statistics.median(round_trips_s) * 1000:.2f} ms, at most {max(round_trips_s) * 1000:.2f} ms"
         )
         return Finding(about="ways", verdict="ok", found=words)
 
