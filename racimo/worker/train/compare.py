@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from racimo.spec.errors import RacimoError
-from racimo.worker.train.mesh import Mesh, Switchboard
+from racimo.worker.train.mesh import Mesh, Switchboard, Waiting
 from racimo.worker.train.messages import Compared
 from racimo.worker.train.state import checksum
 
@@ -40,9 +40,10 @@ def compare(sums: Mapping[int, int | None], mesh: Mesh, step: int) -> None:
 
 
 def compare_before_parting(
-    switchboard: Switchboard, mesh: Mesh, mine: Compared, waiting: Callable[[tuple[int, ...]], None]
+    switchboard: Switchboard, mesh: Mesh, mine: Compared, waiting: Waiting, serve: Callable[[], None]
 ) -> None:
-    """All tell their sums after the last commit. Who is gone already has no say. Raises `Regroup` as any wait does."""
+    """All tell their sums after the last commit. Who is gone already has no say. `serve` is called after each event.
+    Raises `Regroup` as any wait does."""
     found: dict[int, int] = {}
 
     def missing() -> list[int]:
@@ -51,10 +52,14 @@ def compare_before_parting(
                 found[rank] = taken[0].checksum
         return [rank for rank, peer in mesh.peers.items() if rank not in found and not peer.gone]
 
+    def judge() -> None:
+        serve()
+        switchboard.refuse_leavers(mine.step - 1)
+
     switchboard.send(mine)
     switchboard.wait(
         lambda: not missing(),
         lambda: waiting(tuple(mesh.peers[rank].index for rank in missing())),
-        lambda: switchboard.refuse_leavers(mine.step - 1),
+        judge,
     )
     compare({mesh.rank: mine.checksum, **found}, mesh, mine.step)

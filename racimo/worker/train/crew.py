@@ -1,6 +1,6 @@
 """This worker's part in the run: its position, its state, and the way from one step to the next with the others."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,15 +18,18 @@ from racimo.worker.train.checkpoint import Manifest, resume
 from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.guards import Buffers, Trainable, Updates
+from racimo.worker.train.identity import difference, identity_of, with_micro_shards
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.meeting import Meeting
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
-from racimo.worker.train.messages import Compared, Contribution, Done, Holding, Identity, Outcome, StateOffer
+from racimo.worker.train.messages import Again, Compared, Contribution, Holding, Identity, Near, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
+from racimo.worker.train.parting import say_goodbye
 from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
-from racimo.worker.train.settle import difference, missing_leaves, settle
+from racimo.worker.train.settle import give_state, missing_leaves, settle, take_state
 from racimo.worker.train.state import StateTree, Trained, pack, unpack
 from racimo.worker.train.telemetry import Telemetry, say
+from racimo.worker.train.trail import Trail
 from racimo.worker.train.tree import Tree, share, warn_of_default
 from racimo.worker.train.wire import Listener
 
@@ -74,7 +77,7 @@ class Crew:
         self.outcome: Outcome | None = None
         named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
-        self.identity = _identity(named, plan)
+        self.identity = identity_of(named, plan.batches, plan.micro_shards, plan.exact)
         self.numerics = numerics_class(self._parameters[0].device, trained.optimizers)
         self._buffers = Buffers(trained.model) if plan.exact else None
         self._trainable = Trainable(trained.model)
@@ -94,8 +97,15 @@ class Crew:
         self._agreed: list[tuple[Holding, ...]] | None = None
         self._tokens: float | None = None
         self._last_seat = (-1, 0)
+        self._trail = Trail(self._switchboard, self._store)
+        self._trails = False
+        self._given: Outcome | None = None
+        """The outcome of the next step, whose gradient I have already: it is replayed."""
+        self._donor: int | None = None
+        self._owed: tuple[int, ...] = ()
+        self._untouched = True
         self._outside: seeds.State | None = None
-        self._compared_in = 0
+        self._compared_in: tuple[int, tuple[int, ...]] = (0, ())
 
     # The loop over steps
 
@@ -123,16 +133,17 @@ class Crew:
 
     def boundary(self) -> bool:
         """Between two steps, where the state is that of exactly `step` commits. False if there is no further step."""
-        while self.fresh:
-            self._agreed = self._settle()
-        if self.last is not None and self.last.pause and self.last.step == self.step:
+        if self.fresh or self._trails:
+            self._come_along()
+        self._give_again()
+        if self._pauses_here:
             self._part()
             self._switchboard.abandon()
             raise WorkerLeaving("paused")
         if self.step >= self.until:
             self._part()
             return False
-        if self._rank == 0 and self._saved_here:
+        if self._leads and self._saved_here:
             self._telemetry.phase("checkpoint")
             self._saver.save(self.step, self.identity, self.trained)
             if self.seat[1] == 1 or not self._check_every:
@@ -140,6 +151,63 @@ class Crew:
         seeds.seed_all(seeds.derive("step", self.batches.seed, self.step))
         self._telemetry.phase("compute")  # whatever the user does from here on, it waits for nobody
         return True
+
+    def _come_along(self) -> None:
+        """Until I am one of the active members, or have the gradient of the next step to replay."""
+        while True:
+            try:
+                if not self._together:
+                    # I may be the furthest of all that live: then what I have stored comes first.
+                    orphaned = not self.fresh and self._trail.orphaned()
+                    if orphaned and self._trail.backlog.whole(self.step + 1):
+                        self._given = self._trail.backlog.take(self.step + 1)
+                        return
+                    self._agreed = self._settle()
+                    if self._agreed is None:
+                        self._given = self.last
+                        return
+                mesh = self._switchboard.mesh
+                assert mesh is not None
+                if not mesh.trails:
+                    self._trail.end()
+                    self._trails = False
+                    return
+                self._agreed = None
+                if self.fresh:
+                    self._take_snapshot(mesh)
+                    continue
+                if self._pauses_here or self.step >= self.until:
+                    return
+                self._given = self._trail.next(mesh, self.step, self._wait_for)
+                if self._given is not None:
+                    return
+                self._donor = self._trail.ask_again(mesh, self.step)
+                self.fresh = True
+            except Regroup:
+                self._switchboard.abandon()
+
+    def _take_snapshot(self, mesh: Mesh) -> None:
+        source = self._donor if self._donor is not None else mesh.nearest(mesh.rank, mesh.active)
+        take_state(self._switchboard, source, self, self._wait_for, lambda: self._trail.sort_in(mesh))
+        self._trail.backlog.forget_until(self.step)
+        if self.last is not None:
+            mesh.enter(self.last)  # if all wait for me
+
+    def _give_again(self) -> None:
+        """A new snapshot to those that have lost the thread, and to those for whom all wait now."""
+        mesh = self._switchboard.mesh
+        owed, self._owed = self._owed, ()
+        if mesh is None or not self._together or mesh.trails:
+            return
+        asking = [
+            rank for rank in mesh.trailing if self._switchboard.take(mesh.peers[rank], Again, lambda a: not a.halt)
+        ]
+        if asking or owed:
+            give_state(self._switchboard, [*asking, *owed], self)
+
+    @property
+    def _pauses_here(self) -> bool:
+        return self.last is not None and self.last.pause and self.last.step == self.step
 
     def leave(self, finished: bool) -> None:
         """The loop is over. If it was left early, peers are told, and see the rest by how this process ends."""
@@ -172,8 +240,9 @@ class Crew:
         return self._last_seat
 
     @property
-    def _rank(self) -> int:
-        return self._switchboard.mesh.rank if self._switchboard.mesh is not None else -1
+    def _leads(self) -> bool:
+        mesh = self._switchboard.mesh
+        return mesh is not None and mesh.rank == mesh.lead
 
     def _part(self) -> None:
         """Nobody goes while another could still need it: all have committed everything, or are gone."""
@@ -185,33 +254,19 @@ class Crew:
                 assert mesh is not None
                 if self._check_every and mesh.size > 1:
                     compare_before_parting(
-                        self._switchboard, mesh, Compared(step=self.step, checksum=self._checksum()), self._wait_for
+                        self._switchboard,
+                        mesh,
+                        Compared(step=self.step, checksum=self._checksum()),
+                        self._wait_for,
+                        self._give_again,
                     )
-                if mesh.rank == 0:
+                if mesh.rank == mesh.lead:
                     self._telemetry.phase("checkpoint")
                     self._saver.save_last(self.step, self.identity, self.trained)
-                self._say_goodbye(mesh)
+                say_goodbye(self._switchboard, mesh, self.step, self._wait_for, self._give_again)
                 return
             except Regroup:
                 self._switchboard.abandon()
-
-    def _say_goodbye(self, mesh: Mesh) -> None:
-        peers = mesh.peers.values()
-
-        def judge() -> None:
-            self._switchboard.refuse_leavers(self.step - 1)
-            # The last checkpoint is rank 0's to write: if it goes before that, another one does it.
-            if any(peer.gone and not peer.done and peer.rank == 0 for peer in peers):
-                raise Regroup
-
-        self._switchboard.send(Done(step=self.step))
-        self._switchboard.flush()
-        faults.point("parting", self.step)
-        self._switchboard.wait(
-            lambda: all(peer.done or (peer.gone and peer.rank != 0) for peer in peers),
-            lambda: self._wait_for(tuple(peer.index for peer in peers if not peer.done)),
-            judge,
-        )
 
     # One step
 
@@ -221,8 +276,13 @@ class Crew:
         self._trainable.refuse_change()
         self._ledger.begin(self._tree)
         self._tokens = None
-        todo = self._first_share()
+        given, self._given = self._given, None
+        todo = self._first_share() if given is None else []
+        self._untouched = False
         while True:
+            if given is not None:
+                self.outcome = self.last = given
+                break
             if todo is None:
                 agreed = self._settle()
                 if agreed is None:
@@ -257,7 +317,11 @@ class Crew:
         assert self._tree is not None
         if agreed is not None:
             return missing_leaves(self._tree, mesh, self._ledger, agreed)
-        return share(self._tree.present, mesh.size)[mesh.rank]
+        return self._share(self.step, mesh)
+
+    def _share(self, step: int, mesh: Mesh) -> list[int]:
+        present = self.batches.present(step, self.identity.micro_shards)
+        return share(present, len(mesh.active))[mesh.active.index(mesh.rank)] if mesh.rank in mesh.active else []
 
     def _load(self, leaf: int) -> Batch:
         self._telemetry.phase("compute")
@@ -286,21 +350,35 @@ class Crew:
         self._telemetry.phase("exchange", generation=self._switchboard.mesh.number if self._switchboard.mesh else 0)
         mesh = self._switchboard.mesh
         assert self._tree is not None and mesh is not None
+        if mesh.trailing:
+            self._switchboard.take_in()  # who is the only active one waits for nobody
         every = self._check_every
         # In a new generation somebody may have joined, whose state is to be the others'.
-        checked = every and (self.step % every == 0 or self._saved_here or mesh.number != self._compared_in)
+        checked = every and (
+            self.step % every == 0 or self._saved_here or (mesh.number, mesh.active) != self._compared_in
+        )
         mine = Contribution(
             step=self.step,
             holdings=self._ledger.holdings(),
             active=mesh.active,
             pause=self.link.pause_requested,
-            save=mesh.rank == 0 and self._saver.due(self.step + 1),
-            checksum=self._checksum() if checked and mesh.size > 1 else None,
+            save=self._leads and self._saver.due(self.step + 1),
+            checksum=self._checksum() if checked and len(mesh.active) > 1 else None,
+            enters=self._newcomers(mesh) if self._leads else (),
         )
+        compared_in = mesh.number, mesh.active
         outcome = exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
-        self._compared_in = mesh.number
+        self._compared_in = compared_in
         self._saver.start()
         return outcome
+
+    def _newcomers(self, mesh: Mesh) -> tuple[int, ...]:
+        """Those that have come near enough to the present to be counted on from the next step."""
+        peers = [mesh.peers[rank] for rank in mesh.trailing if not mesh.peers[rank].gone]
+        near = [peer.rank for peer in peers if self._switchboard.take(peer, Near)]
+        # Whoever cannot come near is given the state of the next boundary, and counted on from there.
+        self._owed = tuple(peer.rank for peer in peers if self._switchboard.take(peer, Again, lambda a: a.halt))
+        return tuple(sorted({*near, *self._owed}))
 
     @property
     def _saved_here(self) -> bool:
@@ -335,14 +413,19 @@ class Crew:
                     self._telemetry.phase("wait")
                     mesh = self._meeting.next_mesh(self._wait_for)
                 self._switchboard.refuse_leavers(self.step - 1 if self.step >= self.until else self.step)
-                return settle(self._switchboard, mesh, self._store, self._ledger, self, self._wait_for)
+                self._donor = None
+                agreed = settle(self._switchboard, mesh, self._store, self._ledger, self, self._wait_for)
+                if mesh.trails:
+                    self._trails = True
+                    self._trail.begin(mesh, -1 if self.fresh else self.step)
+                return agreed
             except Regroup:
                 self._switchboard.abandon()
 
     def _wait_for(self, indices: tuple[int, ...]) -> None:
         mesh = self._switchboard.mesh
         self._telemetry.phase(
-            "exchange" if mesh is not None and mesh.settled else "wait",
+            "exchange" if mesh is not None and mesh.settled and not mesh.trails else "wait",
             waits_for=indices,
             unreachable=self._switchboard.unreachable,
             generation=mesh.number if mesh is not None else None,
@@ -352,17 +435,28 @@ class Crew:
         """What this worker will compute from a step on, if nothing changes."""
         mesh = self._switchboard.mesh
         while mesh is not None and step < self.until:
-            shards: Iterable[int] = share(self.batches.present(step, self.identity.micro_shards), mesh.size)[mesh.rank]
-            for shard in shards:
+            for shard in self._share(step, mesh):
                 yield Key(step, shard, self.batches.shard_indices(step, shard, self.identity.micro_shards))
             step += 1
 
     # State (settle.Standing)
 
+    @property
+    def untouched(self) -> bool:
+        return self._untouched
+
+    @property
+    def reaches(self) -> int:
+        return self._trail.backlog.reach(self.step) if self._trails and not self.fresh else -1
+
+    @property
+    def shelf_step(self) -> int:
+        return -1
+
     def adopt(self, identity: Identity) -> None:
         theirs = identity.micro_shards
         if self.batches.micro_shards is None and theirs < self._store.num_slots:
-            self.identity = _with_micro_shards(self.identity, theirs)
+            self.identity = with_micro_shards(self.identity, theirs)
 
     def restore(self) -> None:
         """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
@@ -393,27 +487,11 @@ class Crew:
         say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
 
     def offer_state(self) -> tuple[StateOffer, int]:
-        return pack(self.trained.capture(), self.step)
+        return pack(self.trained.capture(), self.step, self.last)
 
     def accept_state(self, offer: StateOffer, fd: int) -> None:
         self.trained.load(unpack(offer, fd))
-        self.step = offer.step
+        self.step, self.last = offer.step, offer.last
         self._saver.begin_at(offer.step - 1)
         self._telemetry.resumed(self.step)
         self.fresh = False
-
-
-def _identity(named: list[tuple[str, torch.nn.Parameter]], plan: Plan) -> Identity:
-    shapes = " ".join(f"{name}:{p.dtype}:{tuple(p.shape)}" for name, p in named)
-    return Identity(
-        micro_shards=plan.micro_shards,
-        seed=plan.batches.seed,
-        global_batch_size=plan.batches.global_batch_size,
-        dataset_size=len(plan.batches.dataset),
-        parameters=f"{len(named)} ({seeds.derive(shapes):016x})",
-        coherence="exact" if plan.exact else "fast",
-    )
-
-
-def _with_micro_shards(identity: Identity, micro_shards: int) -> Identity:
-    return msgspec.structs.replace(identity, micro_shards=micro_shards)

@@ -17,6 +17,7 @@ from racimo.worker.train.compare import compare
 from racimo.worker.train.landing import blocks_part
 from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
 from racimo.worker.train.messages import Contribution, Holding, Outcome, Summed
+from racimo.worker.train.trail import feed
 from racimo.worker.train.tree import FAST_LEVEL, Sum, Tree, chain, evaluate
 
 _PIECE_BYTES = 256 * 1024
@@ -69,6 +70,7 @@ def exchange(
         others,
         payload=lambda _: raw(_part_of(store.arena, store, mesh, mesh.rank)),
     )
+    feed(switchboard, store, mesh, outcome)
     switchboard.collect(Summed, lambda packet: packet.step == step, waiting, step, others)
     faults.point("summed", step)
     for rank in others:
@@ -76,6 +78,7 @@ def exchange(
     _check_serving(mesh)
     store.arena.reduced_step = step + 1
     switchboard.courier.in_exchange = False
+    mesh.enter(outcome)
     return outcome
 
 

@@ -22,7 +22,7 @@ def landing_plan(layout: Layout, arena: Arena, mine: int, theirs: int) -> Plan:
                 return raw(layout.part(arena.flats(REDUCED_SLOT), position, count)), None
             case Gradient():
                 return raw(arena.flats(REDUCED_SLOT)), None
-            case Reduced():
+            case Reduced() if packet.num_parts:
                 part = new_part(layout, packet.position, packet.num_parts)
                 return raw(part), part
             case _:

@@ -18,7 +18,7 @@ from racimo.worker.link import Link
 from racimo.worker.train.address import parse_address
 from racimo.worker.train.buffers import Arena
 from racimo.worker.train.courier import Courier
-from racimo.worker.train.messages import MAX_PACKET_BYTES, Done, Left, Packet, StateOffer, encode
+from racimo.worker.train.messages import MAX_PACKET_BYTES, Done, Left, Outcome, Packet, StateOffer, encode
 from racimo.worker.train.wire import Listener, Peer, receive
 
 TOLD_AFTER_S = 0.1
@@ -52,6 +52,8 @@ class Mesh:
         self.round = 0
         self.settled = False
         self.active: tuple[int, ...] = ()
+        self.began_at = 0
+        """Commits of the active members when it was settled."""
 
     @property
     def size(self) -> int:
@@ -65,6 +67,11 @@ class Mesh:
     @property
     def trailing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.active]
+
+    def enter(self, outcome: Outcome) -> None:
+        """From the next step on those count that were agreed on with this one."""
+        if outcome.generation == self.number:
+            self.active = tuple(sorted({*self.active, *outcome.enters}))
 
     @property
     def trails(self) -> bool:
@@ -187,6 +194,8 @@ class Switchboard:
                 socket.send_fds(peer.connection, [payload], [] if fd is None else [fd])
                 return
             except BlockingIOError:
+                if self.mesh is not None and self.outdated:
+                    return  # nobody will read it any more
                 self._pump_once({}, peer.connection, None)
             except OSError:
                 # What it sent before it went is still to be read; the end of its stream marks it gone.
@@ -232,13 +241,17 @@ class Switchboard:
         self.wait(complete, lambda: waiting(tuple(peer.index for peer in absent())), judge)
         return found
 
-    def receive_from(self, rank: int, kind: type[P], waiting: Waiting) -> tuple[P, Any]:
-        """Waits for one packet, and what comes along: a descriptor is the caller's to close."""
+    def receive_from(
+        self, rank: int, kind: type[P], waiting: Waiting, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[P, Any]:
+        """Waits for one packet, and what comes along: a descriptor is the caller's to close. `meanwhile` is called
+        after whatever else comes."""
         assert self.mesh is not None
         peer = self.mesh.peers[rank]
         found: list[tuple[P, Any]] = []
 
         def arrived() -> bool:
+            meanwhile()
             if taken := self.take(peer, kind):
                 found.append(taken)
             return bool(found)

@@ -120,7 +120,7 @@ class Gradient(_Packet, frozen=True, kw_only=True):
 
 class Reduced(_Packet, frozen=True, kw_only=True):
     """The sender's part, the `position`th of `num_parts`, of a step's gradient, for one that trails. It follows, or
-    lies in the memfd that comes along. One of the senders says the `outcome`."""
+    lies in the memfd that comes along; 0 parts: it was left out. One of the senders says the `outcome`."""
 
     step: int
     position: int
@@ -135,9 +135,10 @@ class Near(_Packet, frozen=True, kw_only=True):
 
 
 class Again(_Packet, frozen=True, kw_only=True):
-    """One that trails has lost the thread and needs the state anew."""
+    """One that trails has lost the thread and needs the state anew; `halt`: and all are to wait until it has it."""
 
     step: int
+    halt: bool = False
 
 
 class StateOffer(_Packet, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """How the members of a new generation find out where each stands and agree on how to go on.
 
 Whatever changed (a death, a join, both, twice), the same happens: everybody declares its step, the blocks it holds and
-whether it has any state. Then, by one pure function that all evaluate alike: if nobody has state, the lowest rank
-restores it; who is one commit behind takes the reduced gradient from one ahead; fresh members copy the state; and once
-all stand at the same step, leaves that nobody holds are shared out. Each action is followed by another round.
+whether it has any state. Then, by one pure function that all evaluate alike: if nobody has state, one of them restores
+it; who is one commit behind takes the reduced gradient from one ahead; at the very beginning the others copy the state,
+later they trail (`trail.py`); and leaves that nobody holds are shared out. Each action is followed by another round.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,17 @@ import msgspec
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Store, raw
+from racimo.worker.train.identity import difference
 from racimo.worker.train.ledger import Ledger
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
+from racimo.worker.train.mesh import Mesh, Regroup, Switchboard, Waiting
 from racimo.worker.train.messages import Declare, Gradient, Holding, Identity, Outcome, StateOffer
 from racimo.worker.train.tree import FAST_LEVEL, Block, Tree, assign
 
-Waiting = Callable[[tuple[int, ...]], None]
-
 
 class Restore(msgspec.Struct, frozen=True):
-    """Nobody has state: rank 0 looks for a checkpoint, or begins with the model as it is."""
+    """Nobody has state: `rank`, whose checkpoint is the newest, loads it, or begins with the model as it is."""
+
+    rank: int
 
 
 class CatchUp(msgspec.Struct, frozen=True):
@@ -34,14 +35,20 @@ class CatchUp(msgspec.Struct, frozen=True):
 
 
 class CopyState(msgspec.Struct, frozen=True):
+    """Nothing was computed yet: `ranks` copy the state from `source`, and all begin together."""
+
     source: int
     ranks: tuple[int, ...]
 
 
 class Go(msgspec.Struct, frozen=True):
-    """All stand after `step` commits."""
+    """The active ranks stand after `step` commits. Those that `lack` state get a snapshot; they and those that `follow`
+    with gradients they have stored trail."""
 
     step: int
+    active: tuple[int, ...]
+    lack: tuple[int, ...] = ()
+    follow: tuple[int, ...] = ()
 
 
 Verdict = Restore | CatchUp | CopyState | Go
@@ -49,22 +56,26 @@ Verdict = Restore | CatchUp | CopyState | Go
 
 def verdict(declarations: Sequence[Declare]) -> Verdict:
     """What happens next, given every member's declaration in rank order. Raises if two members contradict."""
-    with_state = [rank for rank, declared in enumerate(declarations) if not declared.fresh]
+    ranks = range(len(declarations))
+    with_state = [rank for rank in ranks if not declarations[rank].fresh]
     if not with_state:
-        return Restore()
+        return Restore(max(ranks, key=lambda rank: (declarations[rank].shelf, -rank)))
     newest = max(declarations[rank].step for rank in with_state)
-    source = next(rank for rank in with_state if declarations[rank].step == newest)
-    behind = tuple(rank for rank in with_state if declarations[rank].step < newest)
-    fresh = tuple(rank for rank, declared in enumerate(declarations) if declared.fresh)
-    if behind:
-        # Every commit needs every member, so no survivor can be further behind.
-        if any(declarations[rank].step != newest - 1 for rank in behind):
-            steps = [declared.step for declared in declarations]
-            raise RacimoError("internal", f"members of one generation are more than one commit apart: {steps}")
-        return CatchUp(source, behind)
-    if fresh:
-        return CopyState(source, fresh)
-    return Go(newest)
+    level = tuple(rank for rank in with_state if declarations[rank].step == newest)
+    behind = [rank for rank in with_state if rank not in level]
+    follow = tuple(rank for rank in behind if declarations[rank].reaches >= newest)
+    close = tuple(rank for rank in behind if rank not in follow and declarations[rank].step == newest - 1)
+    if close:
+        return CatchUp(level[0], close)
+    far = [rank for rank in behind if rank not in follow]
+    # Every commit needs every active member, so none of them can be further behind.
+    if any(declarations[rank].reaches < 0 for rank in far):
+        steps = [declared.step for declared in declarations]
+        raise RacimoError("internal", f"members of one generation are more than one commit apart: {steps}")
+    lack = tuple(rank for rank in ranks if declarations[rank].fresh or rank in far)
+    if lack and all(declarations[rank].untouched for rank in with_state):
+        return CopyState(level[0], lack)
+    return Go(newest, level, lack, follow)
 
 
 class Standing(Protocol):
@@ -76,8 +87,17 @@ class Standing(Protocol):
     numerics: str
     last: Outcome | None
 
+    @property
+    def untouched(self) -> bool: ...
+
+    @property
+    def reaches(self) -> int: ...
+
+    @property
+    def shelf_step(self) -> int: ...
+
     def restore(self) -> None:
-        """Load the newest checkpoint, or begin at step 0; afterwards not fresh."""
+        """Load the newest checkpoint, or begin at step 0. Still fresh if that checkpoint turns out to be torn."""
 
     def adopt(self, identity: Identity) -> None:
         """Take over what an unspecified part of my identity is in the run."""
@@ -90,7 +110,7 @@ class Standing(Protocol):
 def settle(
     switchboard: Switchboard, mesh: Mesh, store: Store, ledger: Ledger, standing: Standing, waiting: Waiting
 ) -> list[tuple[Holding, ...]] | None:
-    """Runs rounds until all stand at the same step, and returns what each rank holds of the next one.
+    """Runs rounds until the active members stand at the same step, and returns what each rank holds of the next one.
 
     None if I first have to apply a gradient that I was given; then call again after the commit. Raises `Regroup` when
     the generation ends before."""
@@ -100,6 +120,9 @@ def settle(
             round=mesh.round,
             step=standing.step,
             fresh=standing.fresh,
+            untouched=standing.untouched,
+            reaches=standing.reaches,
+            shelf=standing.shelf_step if standing.fresh else -1,
             identity=standing.identity,
             numerics=standing.numerics,
             holdings=ledger.holdings(),
@@ -111,37 +134,41 @@ def settle(
         declarations = [declared if rank == mesh.rank else theirs[rank] for rank in range(mesh.size)]
         _check_classes(declarations, mesh, standing)
         match verdict(declarations):
-            case Restore():
-                if mesh.rank == 0:
+            case Restore(rank):
+                if mesh.rank == rank:
                     standing.restore()
             case CatchUp(source, ranks):
                 if mesh.rank == source:
-                    far = [rank for rank in ranks if mesh.peers[rank].remote]
-                    _give_gradient(switchboard, store, far, standing.step)
+                    _give_gradient(switchboard, store, mesh, ranks, standing.step)
                 if mesh.rank in ranks:
                     _take_gradient(switchboard, store, mesh, source, declarations[source], standing, waiting)
                     return None
             case CopyState(source, ranks):
-                _copy_state(switchboard, mesh, source, ranks, standing, waiting)
+                if mesh.rank == source:
+                    give_state(switchboard, ranks, standing)
                 if mesh.rank in ranks:
-                    # For what was agreed in it (a pause); nobody is behind now, so nobody will ask for its gradient.
-                    standing.last = declarations[source].last
-            case Go():
+                    take_state(switchboard, source, standing, waiting)
+            case Go() as go:
                 mesh.settled = True
-                mesh.active = tuple(range(mesh.size))
+                mesh.active, mesh.began_at = go.active, go.step
+                standing.fresh = standing.fresh or mesh.rank in go.lack
+                mine = [rank for rank in go.lack if mesh.nearest(rank, mesh.active) == mesh.rank]
+                if mine:
+                    give_state(switchboard, mine, standing)
                 return [declaration.holdings for declaration in declarations]
 
 
 def missing_leaves(tree: Tree, mesh: Mesh, ledger: Ledger, holdings: Sequence[Sequence[Holding]]) -> list[int]:
     """The leaves that I am to compute, after dropping blocks that another rank holds too."""
     blocks: list[dict[Block, tuple[int, ...]]] = [
-        {(held.level, rank if held.level == FAST_LEVEL else held.index): held.leaves for held in theirs}
-        for rank, theirs in enumerate(holdings)
+        {(held.level, rank if held.level == FAST_LEVEL else held.index): held.leaves for held in holdings[rank]}
+        for rank in mesh.active
     ]
     assignment = assign(tree, blocks)
-    kept = {(level, 0 if level == FAST_LEVEL else index) for level, index in assignment.kept[mesh.rank]}
+    position = mesh.active.index(mesh.rank)
+    kept = {(level, 0 if level == FAST_LEVEL else index) for level, index in assignment.kept[position]}
     ledger.keep(kept)
-    return list(assignment.missing[mesh.rank])
+    return list(assignment.missing[position])
 
 
 def _check_classes(declarations: Sequence[Declare], mesh: Mesh, standing: Standing) -> None:
@@ -165,18 +192,11 @@ def _check_classes(declarations: Sequence[Declare], mesh: Mesh, standing: Standi
         )
 
 
-def difference(ours: Identity, theirs: Identity) -> str:
-    """The fields in which two identities differ, with both values."""
-    return "; ".join(
-        f"{name.replace('_', ' ')} {getattr(ours, name)} against {getattr(theirs, name)}"
-        for name in Identity.__struct_fields__
-        if getattr(ours, name) != getattr(theirs, name)
-    )
-
-
-def _give_gradient(switchboard: Switchboard, store: Store, ranks: Sequence[int], step: int) -> None:
+def _give_gradient(switchboard: Switchboard, store: Store, mesh: Mesh, ranks: Sequence[int], step: int) -> None:
+    """Those on this machine take it themselves."""
+    far = [rank for rank in ranks if mesh.peers[rank].remote]
     whole = raw(store.arena.flats(REDUCED_SLOT))
-    switchboard.send(Gradient(step=step), ranks, payload=lambda _: whole)
+    switchboard.send(Gradient(step=step), far, payload=lambda _: whole)
 
 
 def _take_gradient(
@@ -201,19 +221,21 @@ def _take_gradient(
     standing.last = declared.last
 
 
-def _copy_state(
+def give_state(switchboard: Switchboard, ranks: Sequence[int], standing: Standing) -> None:
+    """Offers my present state, which is copied before this returns."""
+    offer, fd = standing.offer_state()
+    switchboard.send_state(offer, fd, ranks)
+    faults.point("offered-state", standing.step)
+
+
+def take_state(
     switchboard: Switchboard,
-    mesh: Mesh,
     source: int,
-    ranks: tuple[int, ...],
     standing: Standing,
     waiting: Waiting,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    if mesh.rank == source:
-        offer, fd = standing.offer_state()
-        switchboard.send_state(offer, fd, ranks)
-        faults.point("offered-state", standing.step)
-    elif mesh.rank in ranks:
-        offer, fd = switchboard.receive_from(source, StateOffer, waiting)
-        faults.point("got-state", offer.step)
-        standing.accept_state(offer, fd)
+    """Waits for the state that was offered to me, and loads it."""
+    offer, fd = switchboard.receive_from(source, StateOffer, waiting, meanwhile)
+    faults.point("got-state", offer.step)
+    standing.accept_state(offer, fd)

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from racimo.spec.errors import RacimoError
-from racimo.worker.train.messages import StateOffer
+from racimo.worker.train.messages import Outcome, StateOffer
 
 StateTree = dict[str, Any]
 STRUCTURE = "racimo.structure"
@@ -147,7 +147,7 @@ def join(structure: bytes, tensors: Mapping[str, torch.Tensor]) -> StateTree:
     return cast(StateTree, _Unpickler(io.BytesIO(structure), tensors).load())
 
 
-def pack(tree: StateTree, step: int) -> tuple[StateOffer, int]:
+def pack(tree: StateTree, step: int, last: Outcome | None = None) -> tuple[StateOffer, int]:
     """The state in a new memfd: a small pickle of its structure, then the tensors' bytes."""
     structure, tensors = split(tree)
     table = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -164,13 +164,13 @@ def pack(tree: StateTree, step: int) -> tuple[StateOffer, int]:
                 target.copy_(tensor.reshape(-1))
                 del target  # else the mapping could not be closed
             offset += _aligned(tensor.numel() * tensor.element_size())
-    return StateOffer(step=step, head_bytes=len(head), size_bytes=size), fd
+    return StateOffer(step=step, head_bytes=len(head), size_bytes=size, last=last), fd
 
 
 def unpack(offer: StateOffer, fd: int) -> StateTree:
     """The state from a peer's memfd, in private memory. Closes `fd`.
 
-    Only for peers that the kernel says are of the same user: the structure is a pickle."""
+    Only for peers that are known (of the same user, or with the key of the attempt): the structure is a pickle."""
     try:
         memory = mmap.mmap(fd, offer.size_bytes)
     finally:
