@@ -35,7 +35,7 @@ COMMANDS: dict[str, Command] = {
     "nodes": Command("nodes", "cluster", "machines, how they are, their devices and who holds them"),
     "drain": Command("nodes", "cluster", "let a node go: what runs there moves or ends"),
     "backup": Command("backup", "cluster", "all that makes this cluster, in one file"),
-    "check": Command("check", "cluster", "look for what is wrong here, and how to cure it"),
+    "check": Command("check", "cluster", "look for what is wrong here and on the nodes, and how to cure it"),
     "run": Command("submit", "work", "run a command: racimo run -- python prepare.py"),
     "train": Command("submit", "work", "train: racimo train train.py --workers 2..4"),
     "ps": Command("runs", "look", "runs, newest first"),

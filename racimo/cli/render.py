@@ -21,7 +21,7 @@ PROCESS_TITLES = ("PROCESS", "PID", "RESIDENT", "PRIVATE", "CPU")
 NODE_TITLES = ("NODE", "STATE", "HOST", "ADDRESS", "DEVICES", "FREE", "MEMORY FREE", "DISK FREE", "HELD BY", "REASON")
 NODE_RIGHT = ("FREE", "MEMORY FREE", "DISK FREE")
 NODE_OPTIONAL = ("DISK FREE", "MEMORY FREE", "HOST", "HELD BY", "ADDRESS")
-MAX_SHOWN_HOLDERS = 4
+MAX_SHOWN_HOLDERS = 2
 
 
 def format_money(amount: float) -> str:
@@ -267,7 +267,7 @@ def node_row(view: NodeView) -> tuple[str, ...]:
         node.host,
         node.address or UNKNOWN,
         f"{len(node.devices)} {'/'.join(kinds)}".strip(),
-        str(view.num_free),
+        str(view.num_free) if node.status == "up" else UNKNOWN,
         format_size(view.free_memory_bytes) if view.free_memory_bytes else UNKNOWN,
         format_size(view.free_disk_bytes) if view.free_disk_bytes else UNKNOWN,
         _holders(view),

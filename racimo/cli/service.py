@@ -135,13 +135,14 @@ def _version(args: argparse.Namespace) -> int:
     from racimo.client.discovery import Finder
     from racimo.client.probing import probe
 
-    cluster = probe(Finder(talk, may_start=False).find())
+    endpoint = Finder(talk, may_start=False).find()
+    cluster = probe(endpoint)
     versions = {"racimo": __version__, "protocol": PROTOCOL_VERSION}
     if args.output == "json":
         write_json({**versions, "cluster": cluster.version if cluster else None})
         return 0
     write(f"racimo {__version__}, protocol {PROTOCOL_VERSION}")
-    write(f"cluster {cluster.version} at {cluster.address}" if cluster else "no cluster is running here")
+    write(f"cluster {cluster.version} at {endpoint.address}" if cluster and endpoint else "no cluster is running here")
     return 0
 
 

@@ -7,14 +7,15 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from racimo.client.discovery import local_endpoint
+from racimo.client.discovery import Endpoint, Finder, local_endpoint
 from racimo.client.ending import service_records
-from racimo.client.probing import probe
-from racimo.control.views import ClusterView
+from racimo.client.probing import ask, probe
+from racimo.control.roles import roles_of
+from racimo.control.views import CheckView, ClusterView, Finding
+from racimo.spec.config import LinkState, parse_address, read_config
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.spec.quantity import format_size
@@ -25,16 +26,9 @@ LOW_MEMORY_BYTES = 10**9
 EARLIEST_WALL_S = 1_700_000_000
 CLOCK_SLACK_S = 5.0
 JOURNAL_CHECKED_BYTES = 100 * 10**6
-SERVICES = ("supervisor", "control", "agent")
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`verdict`: ok, note (to be known) or wrong (to be cured). `cure` works when pasted where it is a command."""
-
-    verdict: Literal["ok", "note", "wrong"]
-    about: str
-    found: str
-    cure: str = ""
+CHECK_TIMEOUT_S = 120.0
+PEER_PORTS = range(7701, 7800)
+"""Where agents serve other agents, with TLS and the cluster's secret."""
 
 
 def examine(home: Home) -> list[Finding]:
@@ -42,8 +36,32 @@ def examine(home: Home) -> list[Finding]:
     cluster, answer = control_answer(home)
     findings.append(answer)
     if cluster is not None or service_records(home):
-        findings += [*services(home), *cluster_words(cluster), *listening(home)]
+        findings += [*services(home), *link(home), *cluster_words(cluster), *listening(home)]
     return [*findings, *journal(home), *isolation()]
+
+
+def examine_nodes(home: Home) -> list[Finding]:
+    """What the head finds on its nodes and on the ways between them; nothing for a cluster of one machine, or where
+    none can be asked (which `examine` says)."""
+    endpoint = _endpoint(home)
+    if endpoint is None:
+        return []
+    try:
+        cluster = probe(endpoint)
+        if cluster is None or not cluster.carrier:
+            return []
+        return list(ask(endpoint, "GET", "/v1/check", CheckView, timeout_s=CHECK_TIMEOUT_S).findings)
+    except RacimoError as error:
+        return [Finding(verdict="wrong", about="nodes", found=error.message, cure=error.hint)]
+
+
+def _endpoint(home: Home) -> Endpoint | None:
+    try:
+        return Finder(
+            lambda text: None, may_start=False, home=None if os.environ.get("RACIMO_ADDRESS") else home
+        ).find()
+    except RacimoError:
+        return None
 
 
 def versions() -> list[Finding]:
@@ -105,10 +123,17 @@ def home_folder(home: Home) -> list[Finding]:
     return [Finding(verdict="ok", about="home", found=f"{home.root} is private and {place}")]
 
 
+def _private(home: Home) -> tuple[Path, ...]:
+    return (
+        home.token_file, home.secrets_file, home.config_file, home.cluster_file, home.journal_file, home.join_file,
+        home.certificate_key_file,
+    )  # fmt: skip
+
+
 def private_files(home: Home) -> list[Finding]:
     """Files that hold secrets, or lead to them, are readable by their owner alone."""
     open_ones = []
-    for path in (home.token_file, home.secrets_file, home.config_file, home.cluster_file, home.journal_file):
+    for path in _private(home):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
@@ -128,11 +153,12 @@ def control_answer(home: Home) -> tuple[ClusterView | None, Finding]:
         found = f"$RACIMO_ADDRESS is set: commands go to {os.environ['RACIMO_ADDRESS']}, not to this machine's cluster"
         return None, Finding(verdict="note", about="cluster", found=found)
     try:
-        cluster = probe(local_endpoint(home))
+        endpoint = local_endpoint(home)
+        cluster = probe(endpoint)
     except RacimoError as error:
         return None, Finding(verdict="wrong", about="cluster", found=error.message, cure=error.hint or "racimo down")
-    if cluster is not None:
-        words = f"answers at {cluster.address}: {cluster.num_devices} devices, {cluster.num_running} runs"
+    if cluster is not None and endpoint is not None:
+        words = f"answers at {endpoint.address}: {cluster.num_devices} devices, {cluster.num_running} runs"
         if cluster.version != __version__:
             cure = "racimo down && racimo up"
             found = f"runs version {cluster.version}, this is {__version__}"
@@ -147,12 +173,29 @@ def control_answer(home: Home) -> tuple[ClusterView | None, Finding]:
 
 def services(home: Home) -> list[Finding]:
     live = {record.role: record for record in service_records(home)}
-    missing = [role for role in SERVICES if role not in live]
+    missing = [role for role in ("supervisor", *roles_of(str(home.root))) if role not in live]
     if missing:
         cure = f"they are started again by themselves; else look at {home.service_logs_dir}"
         return [Finding(verdict="wrong", about="processes", found=f"not there: {', '.join(missing)}", cure=cure)]
     words = ", ".join(f"{role} {live[role].pid}" for role in sorted(live))
     return [Finding(verdict="ok", about="processes", found=words)]
+
+
+def link(home: Home) -> list[Finding]:
+    """How the agent of a machine that joined stands with its head."""
+    if not home.join_file.exists():
+        return []
+    try:
+        state = msgspec.json.decode(home.link_file.read_bytes(), type=LinkState)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        found = "the agent has not spoken to its head yet"
+        return [Finding(verdict="wrong", about="link", found=found, cure=f"tail {home.service_logs_dir}/agent.log")]
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since_wall_s))
+    if state.state == "up":
+        return [Finding(verdict="ok", about="link", found=f"to the head at {state.head} since {since}")]
+    what = "is refused by" if state.state == "refused" else "cannot reach"
+    found = f"the agent {what} the head at {state.head} since {since}: {state.message} [{state.code}]"
+    return [Finding(verdict="wrong", about="link", found=found, cure=state.hint)]
 
 
 def cluster_words(cluster: ClusterView | None) -> list[Finding]:
@@ -179,12 +222,34 @@ def listening(home: Home) -> list[Finding]:
         for connection in connections:
             if connection.status == psutil.CONN_LISTEN:
                 places[f"{connection.laddr.ip}:{connection.laddr.port}"] = record.role
-    wide = {place: role for place, role in places.items() if not place.startswith(("127.", "::1:"))}
+    findings = []
+    loopback = {place: role for place, role in places.items() if place.startswith(("127.", "::1:"))}
+    meant = {place: role for place, role in places.items() if place not in loopback and _is_meant(home, place, role)}
+    wide = {place: role for place, role in places.items() if place not in loopback and place not in meant}
     if wide:
-        words = ", ".join(f"{place} ({role})" for place, role in wide.items())
-        return [Finding(verdict="wrong", about="ports", found=f"open to other machines: {words}", cure="racimo down")]
-    words = ", ".join(f"{place} ({role})" for place, role in places.items()) or "none"
-    return [Finding(verdict="ok", about="ports", found=f"only on loopback: {words}")]
+        found = f"open to other machines: {_places(wide)}"
+        findings.append(Finding(verdict="wrong", about="ports", found=found, cure="racimo down"))
+    if meant:
+        words = f"open to other machines, as they are to be: {_places(meant)}"
+        findings.append(Finding(verdict="ok", about="ports", found=words))
+    if not findings:
+        words = _places(loopback) or "none"
+        findings.append(Finding(verdict="ok", about="ports", found=f"only on loopback: {words}"))
+    return findings
+
+
+def _places(places: dict[str, str]) -> str:
+    return ", ".join(f"{place} ({role})" for place, role in places.items())
+
+
+def _is_meant(home: Home, place: str, role: str) -> bool:
+    """Whether a service of ours is to be reached there: the head's one port, an agent's for its peers, all of Ray."""
+    address, _, port = place.rpartition(":")
+    bind = read_config(home).bind
+    if role == "control":
+        return bool(bind) and (address, int(port)) == parse_address(bind)
+    several = bool(bind) or home.join_file.exists()
+    return several and (role == "ray" or (role == "agent" and int(port) in PEER_PORTS))
 
 
 def journal(home: Home) -> list[Finding]:

@@ -311,9 +311,11 @@ def hold_lock(root: str, *, wait: bool = False) -> int | None:
             break
         except BlockingIOError:
             holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
-            say(f"the supervisor of {root} is process {holder} already")
-            if wait and outlives_holder(root):
+            said = f"the supervisor of {root} is process {holder} already"
+            if wait and outlives_holder(root, said):
                 continue
+            if not wait:
+                say(said)
             os.close(fd)
             return None
     os.ftruncate(fd, 0)
@@ -321,9 +323,9 @@ def hold_lock(root: str, *, wait: bool = False) -> int | None:
     return fd
 
 
-def outlives_holder(root: str) -> bool:
+def outlives_holder(root: str, said: str) -> bool:
     """Waits beside the supervisor that there is, and passes SIGTERM on to it. True if it died rather than end the
-    cluster, so that its place is free."""
+    cluster, so that its place is free. `said`: a sentence for the log, once it waits."""
     record = guardian.read_live(root, "supervisor")
     pidfd = None if record is None else guardian.open_pidfd(record)
     if pidfd is None:
@@ -338,6 +340,7 @@ def outlives_holder(root: str) -> bool:
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
+    say(said)
     select.select([pidfd], [], [])
     os.close(pidfd)
     # A cluster that was ended leaves no records.

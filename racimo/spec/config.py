@@ -84,9 +84,9 @@ def parse_address(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, 
     """`10.0.0.1`, `10.0.0.1:7700`, `head.example`, `[::1]:7700`. `RacimoError` invalid-request."""
     text = text.strip()
     if text.startswith("["):
-        host, _, port = text[1:].partition("]")
+        host, bracket, port = text[1:].partition("]")
         port = port.removeprefix(":")
-        sound = all(character in "0123456789abcdefABCDEF:." for character in host) and bool(host)
+        sound = bool(host and bracket) and all(character in "0123456789abcdefABCDEF:." for character in host)
     else:
         host, _, port = text.partition(":")
         sound = _HOST.fullmatch(host) is not None

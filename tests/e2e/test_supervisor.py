@@ -62,6 +62,30 @@ def test_a_second_supervisor_says_who_is_there_and_leaves(fresh_cluster: LiveClu
     assert f"process {holder}" in second.stderr
 
 
+def test_a_spare_of_systemds_waits_takes_over_and_ends_the_cluster(fresh_cluster: LiveCluster) -> None:
+    """systemd's own process runs beside a supervisor that somebody else started, and what it is told counts."""
+    cluster = fresh_cluster
+    cluster.up()
+    command = [sys.executable, "-m", "racimo.control.supervisor", "--home", str(cluster.home.root), "--service"]
+    spare = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert spare.stderr is not None
+    assert f"process {live(cluster, 'supervisor')} already" in spare.stderr.readline()
+    services = {role: live(cluster, role) for role in ("control", "agent")}
+    for role in services:  # which would be quicker to start a new one
+        os.kill(services[role] or 0, signal.SIGSTOP)
+    cluster.kill(live(cluster, "supervisor") or 0)
+    wait_until(lambda: live(cluster, "supervisor") == spare.pid, "the spare is the supervisor", 10)
+    for role in services:
+        os.kill(services[role] or 0, signal.SIGCONT)
+    assert {role: live(cluster, role) for role in services} == services, "it has adopted what there was"
+    other_spare = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert other_spare.stderr is not None
+    assert f"process {spare.pid} already" in other_spare.stderr.readline()
+    other_spare.send_signal(signal.SIGTERM)  # as `systemctl stop`
+    assert other_spare.wait(60) == 0 and spare.wait(60) == 0
+    wait_until(lambda: not cluster.pids(), f"no process left: {cluster.pids()}", 10)
+
+
 @pytest.mark.parametrize("how", ["api", "signal"])
 def test_the_end_leaves_nothing_even_when_the_agent_is_down(fresh_cluster: LiveCluster, how: str) -> None:
     cluster = fresh_cluster

@@ -1,7 +1,7 @@
 """Views with fixed values, from which the golden screens are rendered."""
 
 from racimo.agent.protocol import ProcessUsage
-from racimo.control.views import ClusterView, NodeView, RunProgress, RunView, WorkerView
+from racimo.control.views import ClusterView, Finding, NodeView, RunProgress, RunView, WorkerView
 from racimo.spec.run import RunSpec
 from racimo.state.events import (
     AttemptPlanned,
@@ -125,6 +125,46 @@ NODE = NodeView(
     leases={0: "gpt-3/1/0", 2: "gpt-3/1/2"},
     free_memory_bytes=11 * 10**9,
     free_disk_bytes=52 * 10**9,
+)
+
+SILENT_NODE = NodeView(
+    node=Node(
+        id="gpu-7f3a",
+        host="gpu",
+        devices=tuple(Device(index, "cuda", "NVIDIA H100") for index in range(8)),
+        status="silent",
+        reason=Reason(code="node-silent", text="it does not answer; its workers keep their devices"),
+        address="10.0.0.2",
+    ),
+    num_free=8,
+    silent_s=41.0,
+)
+
+DRAINING_NODE = NodeView(
+    node=Node(
+        id="lab-91c2",
+        host="lab",
+        devices=tuple(Device(index) for index in range(16)),
+        reason=Reason(code="draining", text="drained on request; the rest is stopped in 9m 50s"),
+        draining=True,
+        address="10.0.0.3",
+    ),
+    num_free=12,
+    leases={index: f"gpt-3/1/{index}" for index in range(6)},
+    free_memory_bytes=60 * 10**9,
+    free_disk_bytes=800 * 10**9,
+    drain_left_s=590.0,
+)
+
+FINDINGS_HERE = (
+    Finding(about="versions", verdict="ok", found="racimo 0.1.0, Python 3.11.7"),
+    Finding(about="home", verdict="wrong", found="others can write to it", cure="chmod 700 /home/ana/.racimo"),
+)
+FINDINGS = (
+    Finding(about="disk", node="lab-91c2", verdict="ok", found="800 GB of 1.0 TB free"),
+    Finding(about="clock", node="gpu-7f3a", verdict="wrong", found="2m 05s behind", cure="timedatectl set-ntp true"),
+    Finding(about="way", node="lab-91c2", peer="gpu-7f3a", verdict="ok", found="118 MB/s, round trip 0.21 ms"),
+    Finding(about="way", node="gpu-7f3a", peer="lab-91c2", verdict="note", found="9.1 MB/s, round trip 0.20 ms"),
 )
 
 CLUSTER = ClusterView(

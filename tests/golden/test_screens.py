@@ -5,9 +5,23 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from fixed_views import CLUSTER, EVENTS, FAILED, FAILURE, NODE, PROGRESS, TRAINING, WAITING
+from fixed_views import (
+    CLUSTER,
+    DRAINING_NODE,
+    EVENTS,
+    FAILED,
+    FAILURE,
+    FINDINGS,
+    FINDINGS_HERE,
+    NODE,
+    PROGRESS,
+    SILENT_NODE,
+    TRAINING,
+    WAITING,
+)
 
 from racimo.cli import console, render
+from racimo.cli.check import check_lines
 from racimo.cli.main import COMMANDS, load, make_parser, overview
 from racimo.cli.service import cluster_lines
 from racimo.spec.errors import RacimoError
@@ -75,6 +89,25 @@ def test_a_failure_begins_with_the_first_traceback_and_counts_the_others(golden:
     lines = render.failure_lines(FAILURE)
     golden("screens/failure.txt", "\n".join(lines))
     assert lines[0].startswith("Traceback") and "2 others failed too" in lines
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, console.WIDE])
+def test_nodes_with_their_state_and_why_fit_the_terminal(columns: int, golden: Golden) -> None:
+    rows = [render.node_row(view) for view in (NODE, SILENT_NODE, DRAINING_NODE)]
+    text = console.table(
+        render.NODE_TITLES,
+        rows,
+        columns=columns,
+        colour=False,
+        right=render.NODE_RIGHT,
+        optional=render.NODE_OPTIONAL,
+    )
+    golden(f"screens/nodes-{columns}.txt", text)
+    assert all(len(line) <= columns for line in text.splitlines())
+
+
+def test_what_check_finds_here_on_nodes_and_between_them(golden: Golden) -> None:
+    golden("screens/check.txt", "\n".join(check_lines(FINDINGS_HERE, FINDINGS, colour=False)))
 
 
 def test_nodes_and_processes(golden: Golden) -> None:

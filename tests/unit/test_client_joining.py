@@ -1,0 +1,194 @@
+"""What is found before a machine joins: everything that would make it a bad node is said, with both sides' numbers."""
+
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from racimo.act import tls
+from racimo.act.versions import own_versions, version_problem
+from racimo.client import joining
+from racimo.client.joining import Wish, join
+from racimo.control.views import ClusterView, NodeView
+from racimo.spec.config import ClusterConfig, JoinConfig, Token
+from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
+from racimo.state.nouns import Device, Node
+
+TOKEN = Token("secret", "0" * 64)
+HEAD = "127.0.0.1:7700"
+
+
+class Usage(NamedTuple):
+    total: int = 10**12
+    used: int = 0
+    free: int = 10**12
+
+
+class Stage:
+    """A head that answers as the test says; a join that gets as far as starting something has been welcome."""
+
+    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home = home
+        self.cluster = ClusterView(
+            id="c-1", version="0.1.0", protocol=2, home="/h", address="http://127.0.0.1:1", started_wall_s=0.0,
+            num_devices=1, num_free=1, price_per_device_hour=0.0, num_queued=0, num_running=0, num_ended=0,
+            carrier="link", wall_s=time.time(), versions=own_versions(),
+        )  # fmt: skip
+        self.nodes: list[Node] = []
+        self.started = False
+        monkeypatch.setattr(tls, "fetch_certificate", lambda address, pin: b"certificate")
+        monkeypatch.setattr(joining, "ask", self.ask)
+        monkeypatch.setattr(joining, "_start", self.start)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage())
+
+    def ask(self, endpoint: Any, method: str, path: str, kind: Any, *rest: Any, **more: Any) -> Any:
+        return self.cluster if kind is ClusterView else [NodeView(node=node, num_free=0) for node in self.nodes]
+
+    def start(self, home: Home, say: Callable[[str], None]) -> None:
+        self.started = True
+
+    def join(self, **wish: Any) -> None:
+        join(self.home, HEAD, TOKEN, Wish(**wish), lambda text: None)
+
+    def refusal(self, **wish: Any) -> RacimoError:
+        before = sorted(self.home.root.rglob("*"))
+        with pytest.raises(RacimoError) as caught:
+            self.join(**wish)
+        assert not self.started and sorted(self.home.root.rglob("*")) == before, "nothing was begun"
+        return caught.value
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(Home(tmp_path / "home"), monkeypatch)
+
+
+def other(**changes: Any) -> Node:
+    return msgspec.structs.replace(Node(id="gpu-1", host="gpu", devices=(Device(0),), address="10.0.0.2"), **changes)
+
+
+def test_a_welcome_machine_writes_who_it_is_and_starts(stage: Stage) -> None:
+    stage.join(slots=3, price=0.5, address="127.0.0.1", name="third")
+    home = stage.home
+    assert stage.started
+    assert msgspec.json.decode(home.config_file.read_bytes(), type=ClusterConfig) == ClusterConfig(slots=3, price=0.5)
+    joined = msgspec.json.decode(home.join_file.read_bytes(), type=JoinConfig)
+    assert joined == JoinConfig(address=HEAD, cluster="c-1", address_of_this_node="127.0.0.1", carrier="link")
+    assert (home.node_dir / "id").read_text() == "third"
+    for path in (home.token_file, home.join_file, home.config_file, home.certificate_file):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("python", "3.9.1"), ("torch", "2.1.0")])
+def test_another_python_or_torch_is_refused_with_both_versions(stage: Stage, name: str, theirs: str) -> None:
+    """Otherwise such a difference shows as something else, late."""
+    stage.cluster = msgspec.structs.replace(stage.cluster, versions={**own_versions(), name: theirs})
+    error = stage.refusal()
+    assert error.code == "version-mismatch" and theirs in error.message and own_versions()[name] in error.message
+
+
+def test_a_difference_of_the_patch_version_or_of_the_build_is_accepted() -> None:
+    head = {"python": "3.11.2", "torch": "2.13.0+cpu", "racimo": "0.1.0"}
+    assert not version_problem(head, {"python": "3.11.9", "torch": "2.13.1+cu128", "racimo": "0.1.1"})
+    assert "no torch" in version_problem(head, {"python": "3.11.9"})
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(-600.0, "behind"), (600.0, "ahead of")])
+def test_a_clock_that_is_off_by_minutes_is_refused_with_the_difference(
+    stage: Stage, ahead_s: float, words: str
+) -> None:
+    stage.cluster = msgspec.structs.replace(stage.cluster, wall_s=time.time() - ahead_s)
+    error = stage.refusal()
+    assert error.code == "clock-off" and f"10m 00s {words} that of the head" in error.message
+
+
+def test_a_disk_without_room_is_refused_with_the_numbers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(free=10**8))
+    error = stage.refusal()
+    assert error.code == "disk-full" and "100 MB" in error.message and "2.0 GB" in error.message
+
+
+def test_the_same_host_twice_is_refused_unless_a_second_node_is_meant(stage: Stage) -> None:
+    stage.nodes = [other(host=socket.gethostname(), address="127.0.0.1")]
+    error = stage.refusal()
+    assert error.code == "join-refused" and "gpu-1" in error.message and "--name" in error.hint
+    stage.join(name="second")
+    assert stage.started
+
+
+def test_a_host_of_the_same_name_elsewhere_is_another_host(stage: Stage) -> None:
+    """Cloud images and containers are often all called the same."""
+    stage.nodes = [other(host=socket.gethostname(), address="10.0.0.2")]
+    stage.join()
+    assert stage.started
+
+
+def test_a_name_that_is_taken_is_refused(stage: Stage) -> None:
+    stage.nodes = [other()]
+    assert "has a node gpu-1 already" in stage.refusal(name="gpu-1").message
+    assert stage.refusal(name="Not A Name").code == "invalid-request"
+
+
+def test_a_home_that_another_machine_uses_is_refused(stage: Stage) -> None:
+    """A home folder on NFS, or a disk that was copied: two machines with the name of one."""
+    stage.home.node_dir.mkdir(parents=True)
+    stage.home.root.chmod(0o700)
+    (stage.home.node_dir / "id").write_text("gpu-1")
+    stage.nodes = [other(host="another-host")]
+    error = stage.refusal()
+    assert error.code == "join-refused" and "in use there" in error.message
+
+
+def test_a_heads_home_and_a_node_of_another_cluster_are_refused(stage: Stage) -> None:
+    stage.home.journal_file.parent.mkdir(parents=True)
+    stage.home.root.chmod(0o700)
+    stage.home.journal_file.touch()
+    assert "has been the head" in stage.refusal().message
+    stage.home.journal_file.unlink()
+    stage.home.join_file.write_bytes(msgspec.json.encode(JoinConfig(address="10.0.0.9:7700", cluster="c-9")))
+    error = stage.refusal()
+    assert error.code == "join-refused" and "that of 10.0.0.9:7700" in error.message and "racimo down" in error.hint
+
+
+def test_an_address_that_is_not_this_machines_is_refused(stage: Stage) -> None:
+    error = stage.refusal(address="10.99.0.1")
+    assert error.code == "invalid-request" and "wrong network interface" in error.message
+
+
+def test_what_was_of_another_cluster_is_put_aside_and_what_is_of_the_same_is_kept(stage: Stage) -> None:
+    """Runs of two clusters may have the same names."""
+    home = stage.home
+    for name in ("workers", "files"):
+        (home.node_dir / name / "echo-1").mkdir(parents=True)
+    home.output_dir("echo-1").mkdir(parents=True)
+    home.root.chmod(0o700)
+    (home.node_dir / "cluster").write_text("c-1")
+    stage.join()
+    assert (home.node_dir / "workers" / "echo-1").exists()
+    joining.forget_cluster(home)
+    (home.node_dir / "cluster").write_text("c-7")
+    stage.join()
+    assert not (home.node_dir / "workers").exists() and not home.output_dir("").exists()
+    assert (home.root / "outputs-c-7" / "echo-1").is_dir()
+
+
+def test_a_join_that_fails_after_it_began_leaves_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(home: Home, say: Any) -> None:
+        assert home.join_file.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joining, "_start", fails)
+    with pytest.raises(KeyboardInterrupt):
+        stage.join()
+    assert not stage.home.root.exists()
+    stage.home.root.mkdir(mode=0o700)
+    (stage.home.root / "mine").touch()
+    with pytest.raises(KeyboardInterrupt):
+        stage.join()
+    assert (stage.home.root / "mine").exists() and not stage.home.token_file.exists()
