@@ -97,24 +97,25 @@ class Arrivals:
         """The rest will not come; nothing is left of it."""
         self._end(sha256, arrival)
 
-    async def read(self, sha256: str, quiet_s: float = QUIET_S) -> tuple[int, AsyncGenerator[bytes, None]]:
+    async def read(self, sha256: str, *, wait: bool = True) -> tuple[int, AsyncGenerator[bytes, None]]:
         """(size, pieces) of a content, as soon as it begins to arrive. The pieces may break off with `RacimoError`.
 
-        `RacimoError` not-found once nothing at all has come in for `quiet_s` seconds and this is not here."""
+        `RacimoError` not-found once nothing at all has come in for `QUIET_S` and this is not here; at once without
+        `wait`."""
         _check_name(sha256)
         while True:
             arrival = self._arriving.get(sha256)
             if arrival is not None:
-                return arrival.total_bytes, self._pieces(sha256, arrival, quiet_s)
+                return arrival.total_bytes, self._pieces(sha256, arrival)
             try:
                 path = self.store.path(sha256)
                 return path.stat().st_size, _file_pieces(path)
             except FileNotFoundError:
                 pass  # not yet
-            if not await self._changed.wait(quiet_s):
+            if not wait or not await self._changed.wait(QUIET_S):
                 raise RacimoError("not-found", f"content {sha256[:12]} is not here and nothing is on its way")
 
-    async def _pieces(self, sha256: str, arrival: Arrival, quiet_s: float) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, sha256: str, arrival: Arrival) -> AsyncGenerator[bytes, None]:
         draft = arrival.draft
         offset = 0
         try:
@@ -128,7 +129,7 @@ class Arrivals:
                     piece = await asyncio.to_thread(os.pread, fd, there, offset)
                     offset += len(piece)
                     yield piece
-                elif arrival.over or not await self._changed.wait(quiet_s):
+                elif arrival.over or not await self._changed.wait(QUIET_S):
                     raise RacimoError("not-found", f"content {sha256[:12]} broke off at {offset} bytes")
         finally:
             os.close(fd)

@@ -88,14 +88,15 @@ class Peer:
         off; whatever came whole until then is there."""
         await self._say(GetContents(sha256s=tuple(sha256s)))
         missing = []
-        for sha256 in sha256s:
+        for position, sha256 in enumerate(sha256s):
             answer = await self._hear(STALL_S)
             if isinstance(answer, ContentMissing) and answer.sha256 == sha256:
                 missing.append(sha256)
             elif not isinstance(answer, ContentBegins) or answer.sha256 != sha256:
                 raise FrameError(f"asked for content {sha256[:12]}, {self.address.node} answers {str(answer)[:100]}")
             elif not await self._receive(answer, arrivals):
-                missing.append(sha256)
+                # The source's own source is gone: whoever knows of another should hear of it now.
+                return (*missing, *sha256s[position:])
         return tuple(missing)
 
     async def _receive(self, begins: ContentBegins, arrivals: Arrivals) -> bool:

@@ -166,8 +166,10 @@ class PeerServer:
             case Sink():
                 await self._sink(reader, writer)
             case GetContents():
+                wait = True
                 for sha256 in ask.sha256s:
-                    await self._send_content(sha256, writer)
+                    # Where one does not come the others need not be waited for one by one.
+                    wait = await self._send_content(sha256, writer, wait=wait) and wait
                 await writer.drain()
 
     async def _sink(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -182,9 +184,10 @@ class PeerServer:
         writer.write(encode_frame(Sunk(size_bytes=size_bytes, passed_s=time.monotonic() - began_s)))
         await writer.drain()
 
-    async def _send_content(self, sha256: str, writer: asyncio.StreamWriter) -> None:
+    async def _send_content(self, sha256: str, writer: asyncio.StreamWriter, *, wait: bool) -> bool:
+        """Whether it was there."""
         try:
-            size_bytes, pieces = await self._arrivals.read(sha256)
+            size_bytes, pieces = await self._arrivals.read(sha256, wait=wait)
             writer.write(encode_frame(ContentBegins(sha256=sha256, size_bytes=size_bytes)))
             async with contextlib.aclosing(pieces) as source:
                 async for piece in source:
@@ -192,3 +195,5 @@ class PeerServer:
                     await writer.drain()
         except RacimoError as error:
             writer.write(encode_frame(ContentMissing(sha256=sha256, message=error.message)))
+            return False
+        return True

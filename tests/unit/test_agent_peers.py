@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -70,14 +71,17 @@ def test_a_chain_passes_a_content_on_while_it_still_arrives(tmp_path: Path) -> N
 
 
 def test_what_the_source_does_not_get_either_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving.Arrivals.read, "__defaults__", (0.05,))
+    monkeypatch.setattr(arriving, "QUIET_S", 0.05)
 
     async def scene() -> None:
         async with hosts(tmp_path, 2) as (one, two):
             one.blobs.put(name_of(b"there"), b"there")
-            reply = await two.fetch(one, b"there", b"nowhere")
-            assert reply.missing == (name_of(b"nowhere"),)
+            absent = [f"nowhere {number}".encode() for number in range(200)]
+            began_s = time.monotonic()
+            reply = await two.fetch(one, *absent, b"there")
+            assert set(reply.missing) == {name_of(content) for content in absent}
             assert two.has(b"there")
+            assert time.monotonic() - began_s < 200 * 0.05, "not every single one of them is waited for"
 
     play(scene)
 

@@ -124,7 +124,7 @@ def test_a_chain_whose_head_dies_in_the_middle_still_ends_well(tmp_path: Path, m
     """h1's link to control breaks while it passes the content on to h2, and h2 to h3."""
     from racimo.agent import arrivals
 
-    monkeypatch.setattr(arrivals.Arrivals.read, "__defaults__", (0.2,))
+    monkeypatch.setattr(arrivals, "QUIET_S", 0.2)
 
     async def scene() -> None:
         async with hosts(tmp_path, 3) as made:
