@@ -1,10 +1,17 @@
 """Workers on several machines: TCP between those on different ones, shared memory between others, and equal bits."""
 
+import contextlib
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_cluster import Fault, TinyCluster, every_micro_shard_counted_once
+from programs import everything
+from tiny_cluster import Fault, TinyCluster, committed_lines, every_micro_shard_counted_once
+
+from racimo.worker.train import faults
 
 UNTIL = 20
 Make = Callable[..., TinyCluster]
@@ -56,3 +63,56 @@ def test_deaths_during_the_repair_of_others_leave_no_mark_across_machines(
     assert set(workers.outcomes) <= {"finished", "SIGKILL"}, workers.story()
     assert workers.hashes() == {undisturbed}
     every_micro_shard_counted_once(home, UNTIL)
+
+
+def cut_connections() -> int:
+    """Ends every TCP connection of this process, as if the network had done it. How many there were."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
+            with connection:
+                if connection.family == socket.AF_INET and connection.getpeername():
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
+
+
+@pytest.mark.parametrize("nodes", ["ab", "aab", "abc"])
+def test_when_a_connection_breaks_and_nobody_is_lost_all_meet_again_in_the_same_generation(
+    cluster: Make, home: Path, undisturbed: str, nodes: str
+) -> None:
+    """A cable between two machines that was out for a while, of which the control process never knew."""
+
+    def cut(config: dict[str, Any]) -> None:
+        def strike(point: str, step: int) -> None:
+            if config["index"] == 0 and (point, step) in (("contributed", 5), ("summed", 9), ("applied", 13)):
+                assert cut_connections(), "there was none to cut"
+
+        faults.at = strike
+        everything(config)
+
+    workers = cluster(program=cut, nodes=nodes)
+    workers.run(len(nodes))
+    assert workers.outcomes == ["finished"] * len(nodes), workers.story()
+    assert workers.hashes() == {undisturbed}
+    assert {line["generation"] for line in committed_lines(home)} == {1}
+    every_micro_shard_counted_once(home, UNTIL)
+
+
+def test_who_is_gone_without_a_word_is_named_with_whether_it_can_be_reached(cluster: Make) -> None:
+    """dlrover#1534, pytorch#118369: stuck for minutes, and nobody could tell on whom."""
+    workers = cluster({"pause_s": 0.01}, nodes="ab")
+    workers.start(2)
+    workers.pump(lambda: workers.committed >= 3)
+    workers.hold_announcements(True)
+    workers.kill(1)
+
+    def named() -> bool:
+        progress = workers.children[0].progress
+        return bool(progress and progress.waits_for == (1,) and progress.unreachable == (1,))
+
+    workers.pump(named, timeout_s=15)
+    workers.hold_announcements(False)
+    workers.finish()
+    assert workers.children[0].outcome == "finished", workers.story()

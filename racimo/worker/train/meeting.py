@@ -80,6 +80,17 @@ class Meeting:
             if rank < mesh.rank
         }
         greeted: dict[int, Channel] = {}
+        probes: dict[int, Dial] = {}
+
+        def tell() -> None:
+            """Of those who should connect to me, too, I want to know whether they can be reached."""
+            absent = missing()
+            for rank in absent:
+                if rank in remote and rank not in dials and rank not in probes:
+                    place = (mesh.addresses[rank].host, mesh.addresses[rank].port)
+                    probes[rank] = board.courier.dial(place)
+            waiting(tuple(mesh.index_of(rank) for rank in absent))
+
         try:
             for rank in range(mesh.rank):
                 if rank not in dials:
@@ -89,13 +100,14 @@ class Meeting:
                 self._accept_here(mesh, listener)
                 self._accept_remote(mesh, remote)
                 self._look_after(mesh, dials, greeted)
+                self._note(mesh, {**dials, **probes})
                 return [rank for rank in range(mesh.size) if rank != mesh.rank and rank not in mesh.peers]
 
-            board.wait(lambda: not missing(), lambda: waiting(tuple(mesh.index_of(rank) for rank in missing())))
+            board.wait(lambda: not missing(), tell)
         finally:
-            for rank, dial in dials.items():
-                if rank not in mesh.peers:
-                    board.courier.give_up(dial)
+            unused = [dial for rank, dial in dials.items() if rank not in mesh.peers]
+            for dial in (*unused, *probes.values()):
+                board.courier.give_up(dial)
 
     # On this machine
 
@@ -164,8 +176,6 @@ class Meeting:
         for rank, dial in dials.items():
             if rank in mesh.peers:
                 continue
-            if dial.failure:
-                board.unreachable.add(mesh.index_of(rank))
             if dial.channel is None:
                 continue
             if rank not in greeted:
@@ -173,10 +183,16 @@ class Meeting:
                 dial.channel.post(self._hello(mesh.number))
                 board.courier.go()
             if dial.channel.inbox:
-                board.unreachable.discard(mesh.index_of(rank))
                 self._admit(mesh, rank, dial.channel)
             elif dial.channel.gone:
                 raise Regroup  # it knows of a newer generation, or has just ended
+
+    def _note(self, mesh: Mesh, dials: dict[int, Dial]) -> None:
+        for rank, dial in dials.items():
+            if dial.channel is not None:
+                self._switchboard.unreachable.discard(mesh.index_of(rank))
+            elif dial.failure:
+                self._switchboard.unreachable.add(mesh.index_of(rank))
 
     def _admit(self, mesh: Mesh, rank: int, channel: Channel) -> None:
         hello, _ = channel.inbox.popleft()
