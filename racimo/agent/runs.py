@@ -98,9 +98,11 @@ class Runs:
         """Beats when the first run comes into `reported`."""
 
     def announce(self, message: Announce) -> bool:
-        """Keeps a generation; False if a newer one (or this) is known already."""
+        """Keeps a generation, or the same with other addresses; False if a newer one (or just this) is known already."""
         known = self.generation(message.run)
-        if known is not None and (known.attempt, known.number) >= (message.attempt, message.number):
+        if known is not None and (known.attempt, known.number) > (message.attempt, message.number):
+            return False
+        if known == message:
             return False
         self._announced[message.run] = message
         path = self._folder(message.run) / "generation.json"

@@ -116,6 +116,8 @@ class Facts(Ledger):
         if isinstance(event, ev.WorkerStarted) and worker.leaving == "pause" and not run.elastic:
             # Paused while it was being started, when there was no process to freeze yet.
             self._stop(run, worker, "pause")
+        if isinstance(event, ev.WorkerReady) and run.generation and event.index in run.generation.members:
+            self._announce(run)  # it can be reached at another address than the one that the others were told
         return True
 
     def resync(self, node_id: str, worker_states: Iterable[WorkerState]) -> None:
