@@ -20,6 +20,7 @@ from racimo.agent.protocol import (
 )
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Failure
+from racimo.version import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.e2e
 
@@ -242,7 +243,9 @@ def test_training_outlives_its_zygote(agent: RealAgent) -> None:
 
 def test_only_the_newest_control_process_is_heard(agent: RealAgent) -> None:
     first = agent.client
-    second = agent.call(AgentClient.connect(agent.home.agent_socket, ControlHello(cluster="x", protocol=1)))
+    second = agent.call(
+        AgentClient.connect(agent.home.agent_socket, ControlHello(cluster="x", protocol=PROTOCOL_VERSION))
+    )
     agent.call(first.closed.wait())
     with pytest.raises(RacimoError, match="ended"):
         agent.call(first.request(Usage()))
