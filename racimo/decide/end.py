@@ -57,7 +57,8 @@ def wind_down(run: Run) -> list[Intent]:
 
 def ending(run: Run) -> bool:
     """True if this attempt's workers are all on their way out (nothing heals or grows any more)."""
-    return run.status != "running" or _saving(run) or _verdict(run) is not None
+    nobody_stays = all(worker.leaving for worker in run.live_workers)
+    return run.status != "running" or nobody_stays or _verdict(run) is not None
 
 
 def _saving(run: Run) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 from racimo.decide import heal
 from racimo.decide.fit import Ask, Group, Pool, ask_of, kind_words
 from racimo.spec.run import PRIORITY_ORDER
-from racimo.state.events import AttemptPlanned, WorkersPlanned
+from racimo.state.events import AttemptPlanned, WorkersLeaving, WorkersPlanned
 from racimo.state.fold import State
 from racimo.state.nouns import Reason, Run
 
@@ -24,7 +24,7 @@ class Queue:
     """One walk through everybody who asks for devices: `intents` are what they get, `waits` why the others do not."""
 
     def __init__(self, state: State, pool: Pool, absent: Collection[str]) -> None:
-        self.intents: list[AttemptPlanned | WorkersPlanned] = []
+        self.intents: list[AttemptPlanned | WorkersPlanned | WorkersLeaving] = []
         self.waits: dict[str, Reason] = {}
         self._state = state
         self._pool = pool
@@ -42,7 +42,9 @@ class Queue:
         # Who is content with any kind leaves those kinds alone for which somebody ahead waits.
         ask = ask_of(run, frozenset(self._blocked))
         ahead = self._blocked.get(ask.kind) or self._blocked.get("")
-        if ahead is not None:
+        if run.status == "running" and run.generation is None:
+            self._complete(run, ask, None if ahead is None else self._behind(ahead))
+        elif ahead is not None:
             self.waits[run.id] = self._behind(ahead)
         elif run.status == "running":
             self._fill(run, ask)
@@ -80,6 +82,21 @@ class Queue:
             lacking -= len(planned.placements)
         if lacking > 0:
             self._wait(run, lacking, ask)
+
+    def _complete(self, run: Run, ask: Ask, wait: Reason | None) -> None:
+        """A gang of which some died before it could begin: whole again at once, or all over from its place in the
+        queue. Two that kept what they have and waited for the rest could wait for each other for ever."""
+        chosen = self._pool.choose(ask, run.least - len(heal.staying(run)))
+        if wait is None and sum(count for _, count in chosen) >= run.least - len(heal.staying(run)):
+            self._fill(run, ask)
+            return
+        live = [worker.index for worker in run.live_workers if worker.leaving != "abort"]
+        text = f"{len(heal.staying(run))} of its {run.least} workers are left before it began, and devices for the rest"
+        reason = Reason(code="begins-anew", text=f"{text} are not free: it queues for all of them again")
+        if live:
+            self.intents.append(
+                WorkersLeaving(run=run.id, attempt=run.attempt, indices=tuple(live), how="abort", reason=reason)
+            )
 
     def _wait(self, run: Run, num_workers: int, ask: Ask) -> None:
         needed, free = num_workers * ask.per_worker, self._pool.count(ask)

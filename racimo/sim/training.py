@@ -12,6 +12,8 @@ CHECKPOINT_EVERY_STEPS = 5
 
 Leave = Callable[[SimWorker, str], None]
 Reaches = Callable[[SimWorker, SimWorker], bool]
+Counts = Callable[[SimWorker], bool]
+"""Whether control takes the worker to be alive."""
 
 
 class SimWait(msgspec.Struct, frozen=True):
@@ -31,10 +33,12 @@ class SimTraining:
         rng: random.Random,
         leave: Leave,
         reaches: Reaches,
+        counts: Counts,
         on_hang: Callable[[], None],
         config: dict[str, float],
     ) -> None:
-        self._timeline, self._rng, self._leave, self._reaches, self._on_hang = timeline, rng, leave, reaches, on_hang
+        self._timeline, self._rng, self._leave, self._on_hang = timeline, rng, leave, on_hang
+        self._reaches, self._counts = reaches, counts
         self.until, self.step_s = int(config["until"]), float(config["step_s"])
         self.hang_at = int(config.get("hang_at", -1))
         self.checkpoint = 0
@@ -71,8 +75,8 @@ class SimTraining:
         if not held:
             # Nobody who held the newest step is left: back to the checkpoint, and steps after it are redone.
             self._next_step = self.checkpoint + 1
-            holders = [worker for worker in self.workers if worker.alive and worker.step is not None]
-            if any(self._reaches(members[0], worker) for worker in holders if worker.attempt == members[0].attempt):
+            attempt = members[0].attempt
+            if any(w.alive and w.step is not None and w.attempt == attempt and self._counts(w) for w in self.workers):
                 self.violations.append(f"generation {members[0].generation} leaves out the workers that hold the state")
         for member in members:
             member.step = max(held) if held else self.checkpoint

@@ -13,6 +13,7 @@ from racimo.sim.fate import Fate
 from racimo.sim.fleet import Fleet
 from racimo.sim.machine import SimMachine
 from racimo.sim.timeline import START_S, Timeline
+from racimo.sim.worker import SimWorker
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import Priority, RunSpec
 
@@ -51,8 +52,11 @@ class World:
         self.num_pending = 0
         """Things that are still to happen, such as clients that wait for an answer."""
         self._connect()
-        for _ in range(self.rng.choice((1, 1, 2, 3, 4))):
-            self.fleet.add(self.rng.choice((1, 2, 2, 3, 4, 6)))
+        num_machines = self.rng.choice((1, 1, 2, 3, 4))
+        self.wide = num_machines > 1 and self.rng.random() < 0.6
+        """Machines of few devices and long trainings, which span them."""
+        for _ in range(num_machines):
+            self.fleet.add(self.rng.choice((1, 1, 2) if self.wide else (1, 2, 2, 3, 4, 6)))
         self.num_devices = sum(len(machine.node.devices) for machine in self.fleet.present)
         self.fate = Fate(self)
         self._plan_users()
@@ -82,6 +86,7 @@ class World:
 
     def _connect(self) -> None:
         self.fleet.on_added = self._added
+        self.fleet.counts = self._counts
         self.fleet.network.on_change = self._cables_changed
         self.control.on_commit = self.watch.committed
         self.control.on_death = lambda: self._comes_back(self._start_control)
@@ -91,6 +96,10 @@ class World:
         machine.on_news = self.control.poke
         machine.on_agent_death = lambda: self._agent_died(machine)
         self.control.poke()
+
+    def _counts(self, worker: SimWorker) -> bool:
+        known = self.core.state.worker(worker.run, worker.attempt, worker.index) if self.core is not None else None
+        return known is not None and known.live
 
     def _agent_died(self, machine: SimMachine) -> None:
         self.control.poke()
@@ -114,7 +123,7 @@ class World:
     def _plan_users(self) -> None:
         for number in range(self.rng.randint(4, 9)):
             at_s = self.rng.uniform(0, 40)
-            train = self.rng.random() < 0.5
+            train = self.rng.random() < (0.7 if self.wide else 0.5)
             spec = self._training() if train else self._command()
             touched = self.rng.random() < 0.4
             asked = Asked(key=f"request-{number}", at_s=at_s, spec=spec, touched=touched)
@@ -143,8 +152,10 @@ class World:
     def _id(self, core: Core, asked: Asked) -> str:
         return core.state.requests.get(asked.key, "none")
 
-    def keep_asking(self, at_s: float, name: str, request: Callable[[Core], object]) -> None:
-        """A client: asks until it has an answer, as a command whose connection broke does."""
+    def keep_asking(
+        self, at_s: float, name: str, request: Callable[[Core], object], then: Callable[[], None] = lambda: None
+    ) -> None:
+        """A client: asks until it has an answer, as a command whose connection broke does; `then` goes on."""
         self.num_pending += 1
 
         def ask() -> None:
@@ -154,6 +165,7 @@ class World:
                 return
             self.num_pending -= 1
             self.answers[name] = answer
+            then()
 
         self.timeline.after(at_s, ask)
 
@@ -170,8 +182,10 @@ class World:
     def _training(self) -> RunSpec:
         least = self.rng.randint(1, min(2, self.num_devices))
         most = min(least + self.rng.randint(0, 2), self.num_devices)
+        if self.wide:
+            least, most = min(2, self.num_devices), min(self.rng.randint(2, 4), self.num_devices)
         config = {
-            "until": self.rng.randint(1, 60),
+            "until": self.rng.randint(60, 300) if self.wide else self.rng.randint(1, 60),
             "step_s": self.rng.choice((0.02, 0.1, 0.3)),
             "ready_s": self.rng.choice((0.05, 0.5, 2.0)),
             "micro_shards": 8,
@@ -190,11 +204,14 @@ class World:
         return self.fleet.network.whole and not self.core.state.open_runs and not spooled
 
     def _resume_forgotten(self) -> None:
-        """A paused run whose user forgot it is resumed in the end, so that it can end."""
+        """A paused run whose user forgot it is resumed in the end, and a drained node is used again."""
         held = [run for run in self.core.state.runs.values() if run.hold] if self.core is not None else []
         for run in held:
             self.control.ask(lambda core, r=run.id: core.resume(r))  # type: ignore[misc]
-        if held or self.core is None:
+        nodes = self.core.state.nodes.values() if self.core is not None else ()
+        for name in [node.id for node in nodes if node.draining and node.id not in self.fate.leaving]:
+            self.control.ask(lambda core, n=name: core.drain(n, undo=True))  # type: ignore[misc]
+        if held or self.core is None or self.num_pending:
             self.timeline.after(CLIENT_RETRY_S, self._resume_forgotten)
 
     def _fail_unfinished(self) -> None:
