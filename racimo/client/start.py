@@ -22,7 +22,7 @@ from racimo.spec.home import Home
 from racimo.state.nouns import Node
 
 MAX_SLOTS = 4096
-DEFAULT_CARRIER: CarrierKind = "link"
+DEFAULT_CARRIER: CarrierKind = "ray"
 
 
 class Started(msgspec.Struct, frozen=True):

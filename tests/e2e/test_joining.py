@@ -47,7 +47,7 @@ class Head(LiveCluster):
 
     def bind(self) -> None:
         self.address = f"{HEAD_IP}:{free_port()}"
-        done = self.cli("up", "--slots", str(self.slots), "--bind", self.address)
+        done = self.cli("up", "--slots", str(self.slots), "--bind", self.address, "--carrier", "link")
         assert done.returncode == 0, done.stderr
         self.line = done.stdout.strip()
         self.token = self.line.split()[1]
@@ -95,7 +95,7 @@ def test_a_cluster_is_bound_while_work_runs_and_the_work_goes_on(fresh_cluster: 
     wait_until(lambda: fresh_cluster.client().run(run).workers[0].pid, "it runs")
     before = fresh_cluster.client().run(run).workers[0]
     address = fresh_cluster.home.cluster_file.read_bytes()
-    done = fresh_cluster.cli("up", "--bind", f"{HEAD_IP}:{free_port()}")
+    done = fresh_cluster.cli("up", "--bind", f"{HEAD_IP}:{free_port()}", "--carrier", "link")
     assert done.returncode == 0, done.stderr
     assert fresh_cluster.client().run(run).workers[0] == before and Path(f"/proc/{before.pid}").exists()
     assert fresh_cluster.home.cluster_file.read_bytes() == address
