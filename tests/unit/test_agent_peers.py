@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from racimo.agent import arrivals as arriving
 from racimo.agent import peer_server
 from racimo.agent.arrivals import PIECE_BYTES
 from racimo.agent.blobs import Draft
-from racimo.agent.environments import Environments
+from racimo.agent.environments import Environment, Environments
+from racimo.agent.find_modules import missing_modules
 from racimo.agent.neighbours import Neighbours
 from racimo.agent.protocol import (
     FetchBlobs,
@@ -246,5 +248,22 @@ def test_modules_are_looked_up_without_being_imported(tmp_path: Path) -> None:
         async with hosts(tmp_path, 1) as (one,):
             reply = await one.ask(FindModules(modules=("json", "torch", "no_such_module_here", "not a name")))
             assert reply == ModulesReply(missing=("no_such_module_here",))
+
+    play(scene)
+
+
+def test_an_environments_own_interpreter_is_asked(tmp_path: Path) -> None:
+    """It may have what the cluster's has not; and one that cannot be started says so."""
+
+    async def scene() -> None:
+        (tmp_path / "only_there.py").write_text("raise SystemExit('it was imported')")
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        asked = ("only_there", "json", "no_such_module_here")
+        assert await missing_modules(Environment("abc", python), asked) == ("no_such_module_here",)
+        python.write_text("#!/bin/sh\nexit 3\n")
+        with pytest.raises(RacimoError, match="exit 3"):
+            await missing_modules(Environment("abc", python), asked)
 
     play(scene)
