@@ -61,13 +61,13 @@ class Uplink:
         self._home, self._join, self._lease = home, join, lease
         self._welcome, self._answer, self._beat, self._linked_from = welcome, answer, beat, linked_from
         self._state: LinkState | None = None
-        self._linked_at_s: float | None = None
+        self._linked_at_s = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
         delay_s = REDIAL_FIRST_S
         while True:
-            self._linked_at_s = None
+            self._linked_at_s = 0.0
             try:
                 await self._link()
                 self._note("away", RacimoError("unreachable", "the link to the control process broke"))
@@ -77,7 +77,7 @@ class Uplink:
                     await asyncio.sleep(REFUSED_PAUSE_S)
                     continue
                 self._note("away", error)
-            if self._linked_at_s is not None and time.monotonic() - self._linked_at_s > STABLE_AFTER_S:
+            if 0 < self._linked_at_s < time.monotonic() - STABLE_AFTER_S:
                 delay_s = REDIAL_FIRST_S
             await asyncio.sleep(delay_s)
             delay_s = min(REDIAL_MOST_S, delay_s * 2)
