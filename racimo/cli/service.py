@@ -7,6 +7,7 @@ import msgspec
 
 from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import add_output, amount, count
+from racimo.cli.usage import UsageError
 from racimo.control.views import ClusterView
 from racimo.spec.home import Home
 from racimo.version import PROTOCOL_VERSION, __version__
@@ -37,7 +38,7 @@ def _up(args: argparse.Namespace) -> int:
 
         restore(home, Path(args.from_backup), talk)
     if home.join_file.exists() and args.bind is None:
-        code = _up_again(home, args.output)
+        code = _up_again(home, args)
         if args.service:
             install_service(home)
         return code
@@ -65,17 +66,19 @@ def install_service(home: Home) -> None:
     install(home, talk)
 
 
-def _up_again(home: Home, output: str) -> int:
+def _up_again(home: Home, args: argparse.Namespace) -> int:
     """On a machine that joined: its agent, and how it stands with the head."""
     from racimo.client.joining import link_state, start_again
 
-    joined = start_again(home, talk)
+    if args.carrier is not None:
+        raise UsageError("racimo up: --carrier is for the head\n  racimo join --carrier link   # without Ray here")
+    joined = start_again(home, talk, slots=args.slots, price=args.price)
     if joined is None:
         state = link_state(home)
         words = f" ({state.message})" if state is not None and state.message else ""
         talk(f"this node's agent runs and goes on dialling its head{words}")
         return 0
-    if output == "json":
+    if args.output == "json":
         write_json(joined.cluster)
         return 0
     talk(f"this machine is node {joined.node.id} of the cluster")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from racimo.act.versions import own_versions, version_problem
 from racimo.agent.uplink import own_address
 from racimo.client.binding import own_addresses, own_addresses_words
 from racimo.client.discovery import Endpoint, supervisor_alive
-from racimo.client.ending import end_services, signal_process
+from racimo.client.ending import await_gone, end_services, signal_process
 from racimo.client.findings import LOW_DISK_BYTES
 from racimo.client.probing import ask
 from racimo.client.say import Say
@@ -33,6 +33,7 @@ from racimo.spec.config import (
     Token,
     join_address,
     parse_address,
+    read_config,
     read_join,
 )
 from racimo.spec.errors import RacimoError
@@ -92,23 +93,35 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
         return _start(home, say)
 
 
-def start_again(home: Home, say: Say) -> Joined | None:
-    """Starts the agent of a machine that has joined before, such as after a reboot. None: it runs and goes on dialling
-    a head that does not answer yet."""
+def start_again(home: Home, say: Say, *, slots: int | None = None, price: float | None = None) -> Joined | None:
+    """Starts the agent of a machine that has joined before, such as after a reboot, perhaps with other `slots` or
+    another `price`. None: it runs and goes on dialling a head that does not answer yet."""
     from racimo.client.start import finish_earlier_end
-    from racimo.control.home_check import check_joined_home
 
-    check_joined_home(home)
     finish_earlier_end(home, say)
+    old = read_config(home)
+    new = msgspec.structs.replace(
+        old, slots=old.slots if slots is None else slots, price=old.price if price is None else price
+    )
+    if new != old:
+        write_private(home.config_file, msgspec.json.encode(new))
+        agent = guardian.read_live(home.root, "agent")
+        if agent is not None:  # what it runs goes on meanwhile
+            signal_process(agent, signal.SIGTERM)
+            await_gone([agent], LINK_WAIT_S)
     if not supervisor_alive(home):
         home.link_file.unlink(missing_ok=True)
         guardian.start_supervisor(home.root)
     try:
-        return _await(home, None, say, limit_s=LINK_WAIT_S)
+        return _await(home, None, say, limit_s=LINK_WAIT_S, is_as_asked=lambda node: _has(node, new))
     except RacimoError as error:
         if error.code in ("start-failed", "unreachable") and supervisor_alive(home):
             return None
         raise
+
+
+def _has(node: Node, config: ClusterConfig) -> bool:
+    return node.price_per_device_hour == config.price and config.slots in (None, len(node.devices))
 
 
 def _check_wish(wish: Wish) -> None:
@@ -196,6 +209,9 @@ def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
     """The same machine, or the same name, in the cluster already."""
     own = own_node(home, nodes)
     address = wish.address or own_address(parse_address(head)[0])
+    if own is not None and wish.name and own.id != wish.name:
+        words = f"this home is node {own.id} of the cluster already, and a node keeps its name"
+        raise RacimoError("join-refused", words, f"racimo join ... --name {own.id}")
     for node in nodes:
         if node == own or node.status != "up":
             continue
@@ -295,10 +311,24 @@ def _start(home: Home, say: Say) -> Joined:
         os.close(pidfd)
 
 
-def _await(home: Home, pidfd: int | None, say: Say, limit_s: float | None = None) -> Joined:
+def _await(
+    home: Home,
+    pidfd: int | None,
+    say: Say,
+    *,
+    limit_s: float | None = None,
+    is_as_asked: Callable[[Node], bool] = lambda node: True,
+) -> Joined:
     from racimo.client.discovery import local_endpoint
 
-    cluster = await_node(home, pidfd, say, look_for_refusal=lambda: _raise_refusal(home), limit_s=limit_s)
+    cluster = await_node(
+        home,
+        pidfd,
+        say,
+        is_as_asked=is_as_asked,
+        look_for_refusal=lambda: _raise_refusal(home),
+        limit_s=limit_s,
+    )
     endpoint = local_endpoint(home)
     assert endpoint is not None
     node = own_node(home, [view.node for view in ask(endpoint, "GET", "/v1/nodes", list[NodeView])])

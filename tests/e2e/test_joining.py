@@ -227,6 +227,8 @@ def test_a_node_is_up_again_without_a_token_after_its_machine_was_off(head: Head
     assert join(head, node).returncode == 0
     node.kill_everything()
     wait_until(lambda: head.node_states()["second"] == "silent", "the head notices")
-    done = node.cli("up")
+    done = node.cli("up", "--slots", "3", "--price", "0.5")
     assert done.returncode == 0, done.stderr
     assert head.node_states()["second"] == "up"
+    now = next(view.node for view in head.client().nodes() if view.node.id == "second")
+    assert (len(now.devices), now.price_per_device_hour) == (3, 0.5)

@@ -135,6 +135,17 @@ def test_a_name_that_is_taken_is_refused(stage: Stage) -> None:
     assert stage.refusal(name="Not A Name").code == "invalid-request"
 
 
+def test_a_node_keeps_its_name(stage: Stage) -> None:
+    """Under another it would be two: one that works and one that is silent for ever."""
+    stage.home.node_dir.mkdir(parents=True)
+    stage.home.root.chmod(0o700)
+    (stage.home.node_dir / "id").write_text("gpu-1")
+    stage.nodes = [other(status="silent", host=socket.gethostname())]
+    assert "--name gpu-1" in stage.refusal(name="gpu-2").hint
+    stage.join(name="gpu-1")
+    assert stage.started
+
+
 def test_a_home_that_another_machine_uses_is_refused(stage: Stage) -> None:
     """A home folder on NFS, or a disk that was copied: two machines with the name of one."""
     stage.home.node_dir.mkdir(parents=True)
