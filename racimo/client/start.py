@@ -13,7 +13,7 @@ from racimo.client.discovery import local_endpoint, supervisor_alive
 from racimo.client.ending import DOWN_LIMIT_S, await_gone, end_services, signal_process
 from racimo.client.probing import nodes_of
 from racimo.client.say import Say
-from racimo.client.waiting import await_node, own_node
+from racimo.client.waiting import await_door, await_node, own_node
 from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView
 from racimo.spec.config import CarrierKind, ClusterConfig, parse_address, read_config
@@ -70,7 +70,9 @@ def up(
     if new.bind:
         check_bind(home, new.bind)
     write_private(home.config_file, msgspec.json.encode(new))
-    return Started(start_and_await(home, say), True, join_line(home))
+    cluster = start_and_await(home, say)
+    await_door(home, new.bind)
+    return Started(cluster, True, join_line(home))
 
 
 def _config(
@@ -138,7 +140,9 @@ def _change(home: Home, old: ClusterConfig, new: ClusterConfig, say: Say) -> Clu
     write_private(home.config_file, msgspec.json.encode(new))
     try:
         _start_anew(home, ("control", "agent") if reachable else ("agent",))
-        return await_node(home, None, say, is_as_asked=lambda node: _is_as_asked(node, new))
+        cluster = await_node(home, None, say, is_as_asked=lambda node: _is_as_asked(node, new))
+        await_door(home, new.bind)
+        return cluster
     except BaseException:
         write_private(home.config_file, msgspec.json.encode(old))
         _start_anew(home, ("control", "agent") if reachable else ("agent",))

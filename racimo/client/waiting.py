@@ -15,6 +15,7 @@ from racimo.spec.home import Home
 from racimo.state.nouns import Node
 
 START_LIMIT_S = 60.0
+DOOR_WAIT_S = 10.0
 POLL_S = 0.02
 TOO_MANY_STARTS = 4
 """A healthy cluster starts each service once; at the fourth, waiting on would not help."""
@@ -70,6 +71,26 @@ def await_node(
         if pidfd is None and not supervisor_alive(home):
             # Where another `up` was quicker, ours ends and that one's supervisor lives.
             raise start_failed(home, "the supervisor has ended")
+
+
+def await_door(home: Home, bind: str) -> None:
+    """Until other machines can reach the control process at `bind` ("": none are to), with the right certificate.
+
+    `RacimoError` start-failed after `DOOR_WAIT_S`."""
+    if not bind:
+        return
+    from racimo.act.tls import fetch_certificate
+    from racimo.client.binding import shared_token
+
+    until_s = time.monotonic() + DOOR_WAIT_S
+    while True:
+        try:
+            fetch_certificate(bind, shared_token(home).pin)
+            return
+        except RacimoError as error:
+            if time.monotonic() > until_s:
+                raise start_failed(home, f"nobody can join at {bind}: {error.message}") from None
+        time.sleep(POLL_S)
 
 
 class _Starts:
