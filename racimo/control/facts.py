@@ -202,7 +202,8 @@ class Facts(Ledger):
                 self._stop(run, worker, "pause")
         elif worker.leaving:
             self._stop(run, worker, worker.leaving)
-        elif not run.elastic:
+        elif worker.status != "ready":
+            # It may have been frozen before another of the run was ready and made the run elastic.
             self._stop(run, worker, "thaw")
 
     def _exited(self, run: Run, worker: Worker, ending: Exit) -> None:

@@ -9,14 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from racimo.act.journal import MemoryDisk, MemoryJournal
 from racimo.control.core import Core
 from racimo.decide import decide
+from racimo.decide.away import LEASE_MARGIN_S, LEASE_S
+from racimo.decide.fit import PAIR_FRESH_S, can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import PRIORITY_ORDER, RunSpec
 from racimo.state import events as ev
 from racimo.state.fold import State, fold
-from racimo.state.nouns import Device, Exit, Failure, Node, Outcome, Run, Worker
+from racimo.state.nouns import Device, Exit, Failure, Node, Outcome, Run, Worker, worker_id
+from racimo.state.state import placeable
 
 KINDS = ("cpu", "cuda")
+WAITS = {"waits-devices", "waits-turn", "waits-nodes", "waits-drained", "waits-one-node", "waits-pair"}
 
 
 PICK = st.integers(0, 20)
@@ -40,15 +44,21 @@ class _Clock:
 class Cluster(RuleBasedStateMachine):
     """Random users and a random fate, one fact at a time; the invariants look after each."""
 
-    @initialize(nodes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=3))
+    @initialize(nodes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=4))
     def build(self, nodes: list[tuple[int, str]]) -> None:
         self.clock, self.disk = _Clock(), MemoryDisk()
         self.core = Core(MemoryJournal(self.disk), self.clock)
         self.requests = 0
+        self.machines: dict[str, Node] = {}
         for number, (size, kind) in enumerate(nodes):
             devices = tuple(Device(index, kind) for index in range(size))
-            self.core.node_joined(Node(id=f"n{number}", host="h", devices=devices))
+            self.machines[f"n{number}"] = Node(id=f"n{number}", host="h", devices=devices, address=f"10.0.0.{number}")
+        self.everybody_joins()
         self.turn()
+
+    def everybody_joins(self) -> None:
+        for machine in self.machines.values():
+            self.core.node_joined(machine)
 
     def turn(self) -> None:
         before = fold(MemoryJournal(self.disk).records())
@@ -62,22 +72,28 @@ class Cluster(RuleBasedStateMachine):
     def look_at(self, before: State, record: ev.Record) -> None:
         """Judges one record by the state it was made in."""
         event = record.event
+        absent = self.core.absent
         if isinstance(event, ev.AttemptPlanned):
             run = before.runs[event.run]
             assert run.least <= len(event.placements) <= max(run.least, run.most), "a gang is started whole"
             assert not run.live_workers, "two attempts at once"
             assert event.attempt == run.attempt + 1
             for other in before.runs.values():
-                assert not self.overtaken(before, run, other), f"{run.id} overtakes {other.id}"
+                if not before.unreachable:
+                    assert not self.overtaken(before, run, other), f"{run.id} overtakes {other.id}"
         if isinstance(event, ev.AttemptPlanned | ev.WorkersPlanned):
             for place in event.placements:
                 node = before.nodes[place.node]
-                assert node.status == "up"
+                assert placeable(node) and node.id not in absent
                 for device in place.devices:
                     assert (place.node, device) not in before.leases, "a device is leased twice"
                     assert device < len(node.devices)
                 kind = before.runs[event.run].spec.device_demand[0]
                 assert kind in ("", node.devices[0].kind)
+                assert len(place.devices) == before.runs[event.run].spec.devices_per_worker
+            self.no_pair_comes_again(before, event)
+        if isinstance(event, ev.WorkersLost):
+            self.nobody_is_lost_too_early(before, event)
         if isinstance(event, ev.GenerationAnnounced):
             run = before.runs[event.run]
             assert event.members
@@ -86,6 +102,25 @@ class Cluster(RuleBasedStateMachine):
                 assert len(event.members) + len(self.finished(run)) >= run.least
         if isinstance(event, ev.Intent):
             assert event.reason.text
+
+    def no_pair_comes_again(self, before: State, event: ev.AttemptPlanned | ev.WorkersPlanned) -> None:
+        """Nodes that did not reach each other are not brought together while that is news."""
+        now_s = self.clock.at_s
+        run = before.runs[event.run]
+        had = {worker.node for worker in run.live_workers if not worker.leaving and run.attempt == event.attempt}
+        new = {place.node for place in event.placements} - had
+        for pair, at_s in before.unreachable.items():
+            fresh = now_s < at_s + PAIR_FRESH_S
+            assert not (fresh and set(pair) & new and set(pair) <= had | new), f"{pair} in {run.id}"
+
+    def nobody_is_lost_too_early(self, before: State, event: ev.WorkersLost) -> None:
+        """What only its user understands keeps its lease on a node that does not answer, unless a person vouches."""
+        run = before.runs[event.run]
+        for index in event.indices:
+            node = before.nodes.get(run.workers[index].node)
+            assert node is None or node.status != "up"
+            if node is not None and not run.elastic and run.micro_shards is None:
+                assert self.clock.at_s >= node.silent_at_s + LEASE_S + LEASE_MARGIN_S
 
     def finished(self, run: Run) -> list[Worker]:
         return [w for w in run.workers.values() if w.exit is not None and w.exit.outcome == "finished"]
@@ -105,7 +140,8 @@ class Cluster(RuleBasedStateMachine):
             devices = [
                 d for d in node.devices if kind in ("", d.kind) and not (free and (node.id, d.index) in state.leases)
             ]
-            room += len(devices) // per_worker if node.status == "up" else 0
+            usable = placeable(node) and node.id not in self.core.absent
+            room += len(devices) // per_worker if usable else 0
         return room
 
     # What users do
@@ -212,21 +248,55 @@ class Cluster(RuleBasedStateMachine):
         self.clock.at_s += seconds
         self.turn()
 
-    @rule(pick=PICK, silent=st.booleans())
-    def node(self, pick: int, silent: bool) -> None:
-        node = picked(list(self.core.state.nodes.values()), pick)
-        if silent:
-            self.core.node_silent(node.id)
+    @rule(pick=PICK, what=st.sampled_from(("silent", "silent", "joins", "joins", "forgotten")), turn=st.booleans())
+    def node(self, pick: int, what: str, turn: bool) -> None:
+        machine = picked(list(self.machines.values()), pick)
+        if what == "joins":
+            self.core.node_joined(machine)
+        elif what == "silent":
+            self.core.node_silent(machine.id)
         else:
-            self.core.node_joined(Node(id=node.id, host="h", devices=node.devices))
+            self.vouch_dead(machine.id)
+        if turn or self.core.store.durable_seq == self.core.state.seq:
+            self.turn()
+
+    def vouch_dead(self, node: str) -> None:
+        try:
+            self.core.forget_node(node, confirm_dead=True)
+        except RacimoError as error:
+            assert error.code in ("node-unknown", "wrong-state")
+
+    @rule(pick=PICK, deadline_s=st.sampled_from((None, 0.0, 5.0)), undo=st.booleans())
+    def drain(self, pick: int, deadline_s: float | None, undo: bool) -> None:
+        try:
+            self.core.drain(picked(list(self.machines), pick), deadline_s, undo)
+        except RacimoError as error:
+            assert error.code in ("node-unknown", "wrong-state")
         self.turn()
 
-    @rule(snapshot=st.booleans())
-    def restart(self, snapshot: bool) -> None:
+    @rule(pick=PICK, other=PICK, stuck=st.booleans())
+    def peers(self, pick: int, other: int, stuck: bool) -> None:
+        """A worker is stuck on another of its run, or does not reach it."""
+        if not self.workers():
+            return
+        run, worker = picked(self.workers(), pick)
+        peer = picked(run.live_workers, other)
+        if stuck:
+            self.core.node_stuck(peer.node, worker_id(run.id, worker.attempt, worker.index))
+        else:
+            self.core.pair_unreachable(run.id, worker.index, peer.index)
+        self.turn()
+
+    @rule(snapshot=st.booleans(), joins=st.booleans())
+    def restart(self, snapshot: bool, joins: bool) -> None:
         self.turn()
         if snapshot:
             self.core.save_snapshot()
         self.core = Core(MemoryJournal(self.disk), self.clock)
+        self.core.come_up()
+        if joins:
+            for node in [node for node in self.core.state.nodes.values() if node.status == "up"]:
+                self.core.node_joined(self.machines[node.id])
         self.turn()
 
     # What must always hold
@@ -252,23 +322,26 @@ class Cluster(RuleBasedStateMachine):
         state = self.core.state
         queued = [state.runs[run] for run in state.open_runs if state.runs[run].status == "queued"]
         for run in queued:
-            assert self.core.why(run.id).code in ("waits-devices", "waits-turn", "waits-nodes")
+            assert self.core.why(run.id).code in WAITS
         first = min(queued, key=lambda run: (PRIORITY_ORDER[run.spec.priority], run.order), default=None)
         hungry = any(
-            reason.code == "waits-devices" and state.runs[run].status == "running"
+            reason.code in ("waits-devices", "waits-one-node") and state.runs[run].status == "running"
             for run, reason in self.core.waits.items()
         )
-        if first is not None and not hungry:
+        apart = any(self.clock.at_s < at_s + PAIR_FRESH_S for at_s in state.unreachable.values())
+        if first is not None and not hungry and not apart:
             assert self.room(state, first) < first.least, f"{first.id} is first and fits, but waits"
-        if queued and not state.leases:
+        if queued and not state.leases and not apart:
             assert all(self.room(state, run, free=False) < run.least for run in queued), "an idle cluster and a queue"
 
     def teardown(self) -> None:
         """No starvation: once nothing new is asked and everything that starts ends, every run that fits ends."""
         if not hasattr(self, "core"):
             return
-        for node in list(self.core.state.nodes.values()):
-            self.core.node_joined(Node(id=node.id, host="h", devices=node.devices))
+        self.everybody_joins()
+        for node in [node for node in self.core.state.nodes.values() if node.draining]:
+            self.core.drain(node.id, undo=True)
+        self.clock.at_s += PAIR_FRESH_S
         for _ in range(300):
             for run in [self.core.state.runs[run] for run in self.core.state.open_runs]:
                 if run.hold:
@@ -284,7 +357,10 @@ class Cluster(RuleBasedStateMachine):
                 self.core.agent_event(
                     ev.WorkerExited(run=run.id, attempt=worker.attempt, index=worker.index, exit=ending)
                 )
-        assert not self.core.state.open_runs, self.core.waits
+        state = self.core.state
+        # What was asked while all machines were forgotten may be too much for those that came.
+        fits = [run for run in state.open_runs if not can_never_fit(state, state.runs[run].spec, state.runs[run].least)]
+        assert not fits, self.core.waits
         assert not self.core.state.leases
 
 

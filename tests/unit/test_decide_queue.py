@@ -1,5 +1,8 @@
 """Who gets devices: priority, then first come, gangs whole, and every wait with its numbers."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 from decide_stage import Stage, node
 
@@ -83,6 +86,76 @@ def test_devices_of_one_worker_are_on_one_node() -> None:
     assert sorted(places) == [("a", 2), ("b", 2)]
 
 
+def placed(stage: Stage, run: str) -> dict[str, int]:
+    nodes = [worker.node for worker in stage.run(run).live_workers]
+    return {name: nodes.count(name) for name in sorted(set(nodes))}
+
+
+def test_a_gang_goes_to_the_tightest_node_that_holds_it_whole() -> None:
+    stage = Stage(node(8, "large"), node(3, "middle"), node(2, "small"))
+    assert placed(stage, stage.command(workers=3)) == {"middle": 3}
+    assert placed(stage, stage.command(workers=3)) == {"large": 3}
+
+
+def test_a_gang_that_no_node_holds_takes_as_few_as_possible() -> None:
+    stage = Stage(node(2, "a"), node(4, "b"), node(1, "c"), node(3, "d"))
+    assert placed(stage, stage.command(workers=6)) == {"a": 2, "b": 4}
+    assert placed(stage, stage.command(workers=4)) == {"c": 1, "d": 3}
+
+
+def test_an_elastic_run_grows_on_the_nodes_that_it_has() -> None:
+    stage = Stage(node(4, "a"), node(1, "b"))
+    blocker = stage.command(workers=2, devices="cpu:2")
+    run = stage.elastic("1..3")
+    before = placed(stage, run)
+    stage.exit(blocker, 0, turn=False)
+    stage.exit(blocker, 1)
+    assert set(placed(stage, run)) == set(before)
+
+
+def test_devices_that_lie_scattered_are_another_wait_than_devices_that_are_taken() -> None:
+    """dstack#3405: two different situations, one message."""
+    stage = Stage(node(2, "a"), node(2, "b"))
+    stage.command(), stage.command(devices="cpu:2")
+    taken = stage.command(devices="cpu:2")
+    assert stage.core.why(taken).code == "waits-devices"
+    stage = Stage(node(2, "a"), node(2, "b"), node(2, "c"))
+    runs = [stage.command(devices="cpu:2") for _ in range(3)]
+    scattered = stage.command(devices="cpu:2")
+    assert stage.core.why(scattered).code == "waits-devices"
+    stage.core.stop(scattered)
+    for run in runs:
+        stage.exit(run, 0)
+    singles = [stage.command() for _ in range(6)]
+    for run in (singles[0], singles[2]):
+        stage.exit(run, 0)
+    scattered = stage.command(devices="cpu:2")
+    reason = stage.core.why(scattered)
+    assert (reason.code, reason.counts["free"]) == ("waits-one-node", 2)
+    assert "at most 1 on one node where each worker needs 2" in reason.text
+
+
+def test_a_gang_that_lost_workers_before_it_began_does_not_hold_the_rest_for_ever() -> None:
+    """Two gangs that each kept a part and waited for the other's."""
+    stage = Stage(node(1, "a"), node(1, "b"), node(1, "c"))
+    waiting = stage.command(workers=3)
+    stage.started(waiting)
+    run = stage.train(2)
+    for index in range(3):
+        stage.exit(waiting, index, turn=False)
+    stage.turn()
+    stage.started(run)
+    stage.ready(run, 0)
+    older = stage.command(workers=3, priority="high")
+    stage.exit(run, 1, "killed")
+    stage.turn(after_s=1)
+    leaving = stage.only(ev.WorkersLeaving)
+    assert (leaving.how, leaving.indices, leaving.reason.code) == ("abort", (0,), "begins-anew")
+    stage.exit(run, 0, "killed")
+    assert stage.run(older).status == "running"
+    assert stage.run(run).status == "queued"
+
+
 @pytest.mark.parametrize(
     "spec, words",
     [
@@ -160,9 +233,37 @@ def test_numbers_count_through_all_names() -> None:
     assert [stage.command(), stage.train(), stage.command(name="a")] == ["work-1", "train-2", "a-3"]
 
 
-def test_a_thousand_waiting_runs_are_decided_in_tenths_of_a_second() -> None:
-    import time
+def test_a_large_fleet_is_decided_in_milliseconds() -> None:
+    """2,000 nodes and 1,000 runs: what a tick costs, and what one more submit costs until its start."""
+    stage = Stage(*(node(4, f"n{number:04}") for number in range(200)))
+    for number in range(200, 2_000):
+        stage.core.node_joined(node(4, f"n{number:04}"))
+    for number in range(500):
+        stage.core.submit(RunSpec(command=("x",)), f"c{number}")
+        stage.core.submit(RunSpec(train="t.py:f", workers="1..4"), f"t{number}")
+    stage.core.tick()
+    stage.core.commit()
+    stage.core.take_effects()
 
+    def least_s(action: Callable[[], object]) -> float:
+        times_s = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            action()
+            times_s.append(time.perf_counter() - began_s)
+        return min(times_s)
+
+    def one_more() -> None:
+        stage.core.submit(RunSpec(command=("x",)), f"more{stage.state.num_submitted}")
+        stage.core.tick()
+        stage.core.commit()
+        assert len(stage.core.take_effects()) == 1
+
+    assert least_s(stage.core.tick) < 0.03
+    assert least_s(one_more) < 0.06
+
+
+def test_a_thousand_waiting_runs_are_decided_in_tenths_of_a_second() -> None:
     stage = Stage(node(1))
     for number in range(1_000):
         stage.core.submit(RunSpec(command=("x",)), f"r{number}")
