@@ -92,6 +92,8 @@ class Finder:
     def cure(self) -> str:
         if self._remote:
             return "check $RACIMO_ADDRESS, or unset it to use the cluster of this machine"
+        if self.home.join_file.exists():
+            return f"racimo up   # on the head ({self.head}); racimo check here says how this machine stands with it"
         return "racimo up"
 
 
@@ -107,25 +109,34 @@ def supervisor_alive(home: Home) -> bool:
 
 
 def remote_endpoint(address: str, home: Home) -> Endpoint:
-    """Raises `invalid-request` for an address that is none and `unauthorized` where there is no token for it."""
+    """A cluster on another machine. An address without a scheme is https where the token has a certificate's pin.
+
+    Raises `invalid-request` for an address that is none, `unauthorized` where there is no token for it, and what
+    `fetch_certificate` raises."""
     address = address.strip()
-    if "://" not in address:
-        address = f"http://{address}"
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
         raise RacimoError(
             "invalid-request",
             f"$RACIMO_ADDRESS is an address such as http://127.0.0.1:7400, not {os.environ.get('RACIMO_ADDRESS')!r}",
         )
     token_file = Path(os.environ.get("RACIMO_TOKEN_FILE") or home.token_file)
     token = _read_token(token_file)
+    scheme = parts.scheme if "://" in address else "https" if token.pin else "http"
     certificate = b""
-    if parts.scheme == "https" and token.pin:
+    if scheme == "https" and token.pin:
         from racimo.act.tls import fetch_certificate
 
-        certificate = fetch_certificate(join_address(parts.hostname, parts.port or 443), token.pin)
+        certificate = fetch_certificate(join_address(parts.hostname or "", parts.port or 443), token.pin)
     return Endpoint(
-        address=address.rstrip("/"), token=token.secret, token_source=str(token_file), certificate=certificate
+        address=f"{scheme}://{address.rpartition('://')[2]}".rstrip("/"),
+        token=token.secret,
+        token_source=str(token_file),
+        certificate=certificate,
     )
 
 

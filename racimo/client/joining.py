@@ -229,8 +229,9 @@ def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
 @contextlib.contextmanager
 def _undone_on_failure(home: Home) -> Iterator[None]:
     """Whatever goes wrong inside, Ctrl-C included: processes are ended and files of this join are gone again."""
-    if home.join_file.exists():  # joined before: a failure changes nothing about that
-        yield
+    if home.join_file.exists():
+        with _as_before_on_failure(home):
+            yield
         return
     fresh = not home.root.exists()
     try:
@@ -241,6 +242,24 @@ def _undone_on_failure(home: Home) -> Iterator[None]:
         forget_cluster(home)
         if fresh:
             shutil.rmtree(home.root, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _as_before_on_failure(home: Home) -> Iterator[None]:
+    """Of a machine that had joined before, and goes on as it was if it cannot join as asked now."""
+    before = {path: path.read_bytes() for path in (home.join_file, home.cluster_file, home.config_file)}
+    was_running = supervisor_alive(home)
+    try:
+        yield
+    except BaseException:
+        for path, content in before.items():
+            write_private(path, content)
+        if not was_running and supervisor_alive(home):
+            end_services(home)
+        agent = guardian.read_live(home.root, "agent")
+        if agent is not None:
+            signal_process(agent, signal.SIGTERM)
         raise
 
 

@@ -7,7 +7,7 @@ from racimo.client.ending import end_services, service_records
 from racimo.client.joining import forget_cluster
 from racimo.client.probing import ask
 from racimo.client.say import Say
-from racimo.client.waiting import own_node
+from racimo.client.waiting import own_id, own_node
 from racimo.control.views import DrainRequest, ForgetRequest, NodeView
 from racimo.spec.config import read_join
 from racimo.spec.errors import RacimoError
@@ -28,6 +28,7 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
     running = supervisor_alive(home) or bool(service_records(home))
     endpoint = local_endpoint(home)
     node = _node_here(home, endpoint)
+    name = own_id(home) or "NODE"
     if running and not now and endpoint is not None and node is not None:
         _drain(endpoint, node, say)
     elif running and not now:
@@ -35,7 +36,7 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
     if running:
         end_services(home)
     if node is None or endpoint is None or not _forget(endpoint, node, say):
-        say("once the head answers, type there: racimo nodes forget NODE --confirm-dead")
+        say(f"once the head answers, type there: racimo nodes forget {name} --confirm-dead")
     forget_cluster(home)
     return running
 

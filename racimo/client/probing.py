@@ -60,12 +60,20 @@ def ask(
 
 def raise_for_certificate(endpoint: Endpoint, error: Exception) -> None:
     """`RacimoError` certificate-mismatch if that is why the connection failed: trying again would not help."""
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return
+    if not endpoint.certificate:
         raise RacimoError(
             "certificate-mismatch",
-            f"{endpoint.address} shows another certificate than the one that was pinned: another cluster is there now",
-            "racimo up   # on the head shows the line to paste",
+            f"{endpoint.address} shows a certificate that nobody vouches for, and the token in {endpoint.token_source}"
+            " has no pin to know it by",
+            "racimo up   # on the head shows a line with SECRET:PIN: the token file should hold that",
         ) from error
+    raise RacimoError(
+        "certificate-mismatch",
+        f"{endpoint.address} shows another certificate than the one that was pinned: another cluster is there now",
+        "racimo up   # on the head shows the line to paste",
+    ) from error
 
 
 class NobodyThere(RacimoError):

@@ -24,12 +24,17 @@ SHOWN_LOG_LINES = 15
 SHOWN_LOG_BYTES = 20_000
 
 
+def own_id(home: Home) -> str:
+    """The name of this home's node; "" before its agent has been started once."""
+    try:
+        return Path(home.node_dir, "id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 def own_node(home: Home, nodes: list[Node]) -> Node | None:
     """The node among these that the agent of this home is."""
-    try:
-        own = Path(home.node_dir, "id").read_text().strip()
-    except FileNotFoundError:
-        return None
+    own = own_id(home)
     return next((node for node in nodes if node.id == own), None)
 
 

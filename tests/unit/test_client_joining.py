@@ -203,3 +203,20 @@ def test_a_join_that_fails_after_it_began_leaves_nothing(stage: Stage, monkeypat
     with pytest.raises(KeyboardInterrupt):
         stage.join()
     assert (stage.home.root / "mine").exists() and not stage.home.token_file.exists()
+
+
+def test_a_machine_that_had_joined_stays_as_it_was_if_it_cannot_dial_the_new_address(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that moved: the same cluster at another address."""
+    stage.join(slots=2)
+    before = {path: path.read_bytes() for path in (stage.home.join_file, stage.home.config_file)}
+
+    def fails(home: Home, say: Any) -> None:
+        assert msgspec.json.decode(home.join_file.read_bytes(), type=JoinConfig).address == "127.0.0.9:7700"
+        raise RacimoError("start-failed", "it did not come up")
+
+    monkeypatch.setattr(joining, "_start", fails)
+    with pytest.raises(RacimoError, match="did not come up"):
+        join(stage.home, "127.0.0.9", TOKEN, Wish(), lambda text: None)
+    assert {path: path.read_bytes() for path in before} == before

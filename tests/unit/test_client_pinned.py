@@ -133,3 +133,21 @@ def test_who_only_looks_is_told_soon_that_the_head_is_away(far: Stage) -> None:
 def test_who_waits_for_a_run_to_end_waits_as_long_as_who_follows_it(far: Stage) -> None:
     far.answers = {"GET /v1/runs/echo-1/wait": away(600, run_view(status="succeeded"))}
     assert far.client.wait("echo-1").status == "succeeded"
+
+
+def test_a_certificate_that_nobody_vouches_for_needs_a_token_with_a_pin(head: tuple[str, bytes]) -> None:
+    address, _ = head
+    with pytest.raises(RacimoError) as caught:
+        ask(endpoint(address, b""), "GET", "/x", dict)
+    assert caught.value.code == "certificate-mismatch" and "no pin to know it by" in caught.value.message
+
+
+def test_an_address_without_a_scheme_is_https_where_the_token_has_a_pin(
+    head: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, certificate = head
+    monkeypatch.setenv("RACIMO_TOKEN_FILE", str(tmp_path / "token"))
+    (tmp_path / "token").write_text(str(Token("s3cret", tls.pin_of(certificate))))
+    assert remote_endpoint(address, Home(tmp_path)).address == f"https://{address}"
+    (tmp_path / "token").write_text("s3cret")
+    assert remote_endpoint(address, Home(tmp_path)).address == f"http://{address}"
