@@ -210,9 +210,10 @@ class Carrier:
             return None
         return self.loop.core.order_for(start.worker, files, secrets)
 
-    async def provide(self, node: str, missing: tuple[str, ...]) -> None:
-        """Contents of snapshots to a node. `RacimoError`, `OSError`."""
-        await self.shipping.provide(node, missing)
+    async def provide(self, node: str, missing: tuple[str, ...], run: str) -> None:
+        """Contents of the run's snapshot to a node. `RacimoError`, `OSError`."""
+        workers = self.loop.core.state.runs[run].live_workers
+        await self.shipping.provide(node, missing, {worker.node for worker in workers if worker.pid is not None})
 
     def _node(self, name: str) -> Node | None:
         """The node, if it can be asked now."""

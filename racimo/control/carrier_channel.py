@@ -34,7 +34,7 @@ class Hub(Protocol):
 
     async def order(self, start: Start) -> protocol.WorkerOrder | None: ...
 
-    async def provide(self, node: str, missing: tuple[str, ...]) -> None: ...
+    async def provide(self, node: str, missing: tuple[str, ...], run: str) -> None: ...
 
     async def could_not_start(self, worker: str, error: RacimoError) -> None: ...
 
@@ -182,7 +182,7 @@ class Channel:
                 return  # ended meanwhile
             reply = await ask(client, protocol.StartWorker(order=order))
             if isinstance(reply, protocol.StartReply) and reply.missing:
-                await self._hub.provide(self.node, reply.missing)
+                await self._hub.provide(self.node, reply.missing, start.run)
                 reply = await ask(client, protocol.StartWorker(order=order))
                 if isinstance(reply, protocol.StartReply) and reply.missing:
                     raise RacimoError("internal", f"the agent still misses {len(reply.missing)} contents it was sent")

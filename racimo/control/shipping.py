@@ -76,8 +76,10 @@ class Shipping:
         """What is on its way to a node now."""
         return self._active.get(node)
 
-    async def provide(self, node: str, missing: Collection[str]) -> None:
-        """Returns once the node has these contents. `RacimoError` (the node's refusal, or `unreachable`), `OSError`."""
+    async def provide(self, node: str, missing: Collection[str], also_at: Collection[str] = ()) -> None:
+        """Returns once the node has these contents. `also_at`: nodes that are known to have them, such as from before
+        this process began. `RacimoError` (the node's refusal, or `unreachable`), `OSError`.
+        """
         wanted = set(missing)
         while (earlier := self._active.get(node)) is not None:  # for another worker there
             await earlier.over.wait()
@@ -88,7 +90,7 @@ class Shipping:
         transfer = Transfer(node, self._intern(wanted))
         self._active[node] = transfer
         try:
-            await self._bring(transfer, wanted)
+            await self._bring(transfer, wanted, [Transfer(name, transfer.contents, done=True) for name in also_at])
             transfer.done = True
             self._past.append(transfer)
         finally:
@@ -102,10 +104,10 @@ class Shipping:
             self._interned = frozenset(contents)
         return self._interned
 
-    async def _bring(self, transfer: Transfer, wanted: set[str]) -> None:
+    async def _bring(self, transfer: Transfer, wanted: set[str], known: list[Transfer]) -> None:
         failed: set[tuple[str, int]] = set()
         while wanted:
-            source = self._choose(transfer, wanted, failed)
+            source = self._choose(transfer, wanted, failed, known)
             if source is None:
                 break
             upstream, peer = source
@@ -130,7 +132,7 @@ class Shipping:
             await self._send(transfer.node, sorted(wanted))
 
     def _choose(
-        self, transfer: Transfer, wanted: set[str], failed: set[tuple[str, int]]
+        self, transfer: Transfer, wanted: set[str], failed: set[tuple[str, int]], known: list[Transfer]
     ) -> tuple[Transfer, PeerAddress] | None:
         """Who passes on the most of it, at the end of a chain rather than in its middle."""
         nodes = {node.id: node for node in self._sources()}
@@ -138,7 +140,7 @@ class Shipping:
             return None  # the head's own agent: from here to there is no way at all
         peers = {name: peer for name, node in nodes.items() if (peer := peer_of(node)) is not None}
         best: tuple[tuple[int, int, int], Transfer] | None = None
-        for other in (*self._active.values(), *self._past):
+        for other in (*self._active.values(), *self._past, *known):
             if other.node == transfer.node or (other.node, other.feeds) in failed or other.node not in peers:
                 continue
             depth = len(other.chain)

@@ -79,6 +79,19 @@ def test_a_node_that_comes_later_gets_it_from_one_that_has_it(tmp_path: Path) ->
     play(scene)
 
 
+def test_a_control_process_that_has_begun_anew_is_told_who_has_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hosts(tmp_path, 2) as made:
+            cluster = Cluster(tmp_path, made)
+            content = os.urandom(BIG)
+            name = cluster.keep(content)
+            made[0].blobs.put(name, content)
+            await cluster.shipping.provide("h2", [name], also_at={"h1", "h2", "gone"})
+            assert made[1].has(content) and cluster.shipping.sent_bytes == 0
+
+    play(scene)
+
+
 def test_the_heads_own_node_gets_it_on_the_spot_and_from_no_other_machine(tmp_path: Path) -> None:
     async def scene() -> None:
         async with hosts(tmp_path, 2) as made:
