@@ -187,7 +187,7 @@ class ControlProcess:
         for run in runs:
             while True:
                 pulse = self.loop.pulse(run)
-                if not self.core.state.runs[run].live_workers:
+                if not self.core.reachable_workers(run):
                     break
                 await pulse.wait()
 

@@ -17,7 +17,7 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import RunSpec
 from racimo.state import events as ev
-from racimo.state.nouns import Reason, Run, parse_worker_id
+from racimo.state.nouns import Reason, Run, Worker, parse_worker_id
 
 __all__ = ["FIRST_EXEC_INDEX", "MAX_QUEUED_RUNS", "Core", "TakenDown"]
 
@@ -140,6 +140,10 @@ class Core(Facts):
         if run is None:
             raise RacimoError("run-unknown", f"there is no run {run_id!r}", "racimo ps --all")
         return run
+
+    def reachable_workers(self, run_id: str) -> list[Worker]:
+        """Live workers on nodes that answer: those whose end can be waited for."""
+        return [worker for worker in self.run(run_id).live_workers if self._answers(worker.node)]
 
     def order_for(
         self, worker: str, files: tuple[FileEntry, ...] = (), secrets: dict[str, str] | None = None

@@ -8,12 +8,12 @@ from decide_stage import HandClock, Stage, node
 from racimo.act.journal import MemoryJournal
 from racimo.agent.protocol import WorkerState
 from racimo.control.core import FIRST_EXEC_INDEX, Core
-from racimo.control.effects import Announce, Start
+from racimo.control.effects import Announce, Forget, Start
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import RunSpec
 from racimo.state import events as ev
-from racimo.state.nouns import Exit
+from racimo.state.nouns import Exit, Reason
 
 
 def shown(stage: Stage) -> list[tuple[Any, ...]]:
@@ -276,3 +276,45 @@ def test_a_newcomers_order_does_not_change_the_ranks_of_the_others() -> None:
     stage.exit(run, 1, "killed", commits=1)
     assert (stage.core.order_for(f"{run}/1/2").rank, stage.core.order_for(f"{run}/1/2").world_size) == (2, 3)
     assert stage.core.order_for(f"{run}/1/0").world_size == 2
+
+
+def test_a_worker_frozen_before_its_run_became_elastic_is_thawed_when_its_node_is_back() -> None:
+    """The word to go on was lost with the connection; meanwhile another worker made the run elastic."""
+    stage = Stage(node(1, "n1"), node(1, "n2"))
+    run = stage.train(2)
+    stage.started(run)
+    stage.core.pause(run)
+    stage.turn()
+    stage.core.resume(run)
+    stage.turn()
+    stage.ready(run, 0)
+    away = stage.run(run).workers[1].node
+    stage.core.resync(away, [alive(f"{run}/1/1")])
+    stage.turn()
+    assert ("Stop", f"{run}/1/1", "thaw") in shown(stage)
+
+
+def test_a_node_hears_only_of_forgotten_runs_that_it_had() -> None:
+    """Two thousand nodes that come back at once are not told of two hundred runs each."""
+    stage = Stage(node(1, "n1"), node(1, "n2"))
+    run = stage.command()
+    stage.exit(run, 0)
+    stage.core._record(ev.RunForgotten(run=run, reason=Reason(code="forgotten", text="old")))
+    stage.turn()
+    told = [effect.node for effect in stage.effects if isinstance(effect, Forget)]
+    assert len(told) == 1
+    for name in ("n1", "n2"):
+        stage.core.resync(name, [])
+        stage.turn()
+        again = [effect.node for effect in stage.effects if isinstance(effect, Forget)]
+        assert again == ([name] if name == told[0] else [])
+
+
+def test_a_stray_is_ended_on_the_nodes_that_its_run_ever_had() -> None:
+    stage = Stage(*(node(1, f"n{number}") for number in range(9)))
+    run = stage.command(retries=1)
+    first = stage.run(run).workers[0].node
+    stage.exit(run, 0, "failed")
+    assert not stage.core.agent_event(ev.WorkerStarted(run=run, attempt=1, index=0, pid=7))
+    stage.turn()
+    assert first in {effect.node for effect in stage.effects} and len(stage.effects) <= 2

@@ -5,8 +5,9 @@ from decide_stage import Stage, node
 
 from racimo.agent.protocol import WorkerState
 from racimo.control.effects import Announce, Start, Stop
-from racimo.decide.away import BYSTANDER_PATIENCE_S, LEASE_MARGIN_S, LEASE_S
+from racimo.decide.away import BYSTANDER_PATIENCE_S, HOLDERS_PATIENCE_S, LEASE_MARGIN_S, LEASE_S
 from racimo.spec.errors import RacimoError
+from racimo.spec.quantity import WorkerRange
 from racimo.state import events as ev
 
 WHOLE_LEASE_S = LEASE_S + LEASE_MARGIN_S
@@ -304,3 +305,43 @@ def test_the_agents_lease_is_the_one_that_decisions_count_on() -> None:
     from racimo.agent.lease import LEASE_S as AGENTS_LEASE_S
 
     assert AGENTS_LEASE_S == LEASE_S
+
+
+def test_going_down_waits_for_nobody_who_does_not_answer() -> None:
+    stage = hosts(1, 1)
+    near, far = stage.command(), stage.command()
+    stage.started(near)
+    stage.started(far)
+    silent(stage, node_of(stage, far, 0))
+    taken = stage.core.take_down()
+    stage.turn()
+    assert set(taken.stopped) == {near, far}
+    assert stage.core.reachable_workers(near) and not stage.core.reachable_workers(far)
+    stage.restart()
+    stage.core.come_up()
+    back = stage.run(far).workers[0].node
+    stage.core.node_joined(node(1, back, address="10.0.0.7"))
+    stage.core.resync(back, [WorkerState(worker=f"{far}/1/0", pid=1000, exited=False)])
+    stage.turn()
+    stops = [effect for effect in stage.effects if isinstance(effect, Stop) and effect.worker == f"{far}/1/0"]
+    assert "stop" in [effect.how for effect in stops], "told as soon as it can hear it"
+
+
+def test_an_exact_run_that_would_go_back_to_its_checkpoint_gives_a_lost_node_some_time() -> None:
+    """A newcomer is stuck on the only one who holds the newest step: a cut of seconds must not cost the steps."""
+    stage = hosts(1, 1)
+    run = stage.elastic("1..1")
+    stage.turn(after_s=100)
+    stage.core.scale(run, WorkerRange(1, 2))
+    stage.turn()
+    stage.started(run, 1)
+    stage.ready(run, 1)
+    holder = node_of(stage, run, 0)
+    stage.core.node_silent(holder)
+    stage.core.node_stuck(holder, f"{run}/1/1")
+    stage.turn(after_s=1)
+    assert stage.state.nodes[holder].status == "lost"
+    assert len(stage.run(run).live_workers) == 2
+    assert stage.core.why(run).code == "waits-state"
+    stage.turn(after_s=HOLDERS_PATIENCE_S)
+    assert members(stage, run) == (1,)

@@ -222,3 +222,14 @@ def test_nothing_to_undo_and_no_such_node_are_said() -> None:
         with pytest.raises(RacimoError) as caught:
             stage.core.drain(name, undo=undo)
         assert caught.value.code == code
+
+
+def test_what_comes_to_its_end_within_its_grace_has_succeeded_and_is_not_repeated() -> None:
+    stage = hosts(1, 1)
+    run = stage.command(retries=1)
+    stage.started(run)
+    drain(stage, node_of(stage, run, 0), deadline_s=5)
+    stage.turn(after_s=6)
+    assert left(stage) == [("stop", (0,))]
+    stage.exit(run, 0, "finished")
+    assert (stage.run(run).status, stage.run(run).attempt) == ("succeeded", 1)
