@@ -13,9 +13,12 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+import msgspec
+
 from racimo.agent import processes
 from racimo.agent.entry import Entry
 from racimo.agent.inotify import FileWatcher
+from racimo.agent.phases import read_phase
 from racimo.agent.protocol import Announce
 from racimo.spec.quantity import format_duration
 from racimo.state.nouns import Failure, worker_id
@@ -40,6 +43,19 @@ def quiet_s(entry: Entry, now_s: float, patience: int = 1) -> float:
     assert entry.progress is not None
     limit_s = max(entry.order.hang_after_s, STEPS_BEFORE_HANG * (entry.progress.step_s or 0.0))
     return now_s - entry.progress_at_s - patience * limit_s
+
+
+def note_phases(entries: Iterable[Entry], now_s: float) -> None:
+    """Corrects the phases of the late by what they noted themselves (`agent.phases`): one that is stuck with the
+    interpreter's lock could not tell that its exchange is over."""
+    for entry in entries:
+        if not entry.live or entry.progress is None or quiet_s(entry, now_s) <= 0:
+            continue
+        noted = read_phase(entry.directory)
+        if noted is not None and noted[0] > entry.progress.phase_number:
+            entry.progress = msgspec.structs.replace(
+                entry.progress, phase_number=noted[0], phase=noted[1], waits_for=(), unreachable=()
+            )
 
 
 def find_hung(entries: Iterable[Entry], now_s: float) -> list[Entry]:

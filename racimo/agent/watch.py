@@ -7,7 +7,7 @@ import time
 
 from racimo.agent import processes
 from racimo.agent.entry import Entry
-from racimo.agent.hangs import describe_hang, find_hung
+from racimo.agent.hangs import describe_hang, find_hung, note_phases
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.logs import cap_logs
 from racimo.agent.runs import Runs
@@ -99,6 +99,7 @@ class Watch:
 
     def _check_hangs(self, live: list[Entry]) -> None:
         now_s = time.monotonic()
+        note_phases(live, now_s)
         for run in {entry.run for entry in live}:
             for entry in find_hung(self._workers.of_run(run), now_s):
                 assert entry.progress is not None

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from racimo.agent.entry import Entry
-from racimo.agent.hangs import describe_hang, find_hung, find_user_line, main_stack
+from racimo.agent.hangs import describe_hang, find_hung, find_user_line, main_stack, note_phases
 from racimo.agent.inotify import FileWatcher
+from racimo.agent.phases import PhaseNote, read_phase
 from racimo.agent.protocol import Announce, Member, Progress, WorkerOrder
 from racimo.state.nouns import Exit
 
@@ -64,6 +65,23 @@ def test_who_waits_for_a_worker_on_another_node_does_not_hang() -> None:
     waiting = (entry(0, "exchange", 100, waits_for=(2,)), entry(1, "exchange", 100, waits_for=(2,)))
     assert hung(*waiting) == []
     assert hung(*waiting, entry(3, "compute", 10)) == []
+
+
+def test_a_worker_that_could_not_tell_its_phase_any_more_is_judged_by_its_own_note(tmp_path: Path) -> None:
+    """nccl#1324: code in C with the interpreter's lock stops the thread that tells; what was told last is long over."""
+    stuck, waits = entry(1, "exchange", 80, waits_for=(0,)), entry(0, "exchange", 80, waits_for=(1,))
+    for one, number, phase in ((stuck, 6, "compute"), (waits, 5, "exchange")):
+        one.directory = tmp_path / str(one.index)
+        one.directory.mkdir()
+        note = PhaseNote(one.directory)
+        note.write(number, phase)
+        note.close()
+    note_phases((stuck, waits), 1000.0)
+    assert hung(stuck, waits) == [1]
+    assert hung(stuck) == [1] and hung(waits) == []
+    early = entry(2, "exchange", 10)
+    note_phases((early,), 1000.0)  # within its limit, nobody looks
+    assert read_phase(tmp_path) is None
 
 
 def test_if_nobody_was_named_in_twice_the_time_one_who_waits_is() -> None:

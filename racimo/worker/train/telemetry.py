@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from racimo.agent.exits import IN_STEPS_FILE
+from racimo.agent.phases import PhaseNote
 from racimo.agent.protocol import Progress
 from racimo.worker.link import Link
 from racimo.worker.train.alone import ProgressLine
@@ -30,6 +31,7 @@ class Telemetry:
         self._inside = Path(directory) / IN_STEPS_FILE if directory else None
         if self._inside is not None:
             self._inside.touch()
+        self._note = PhaseNote(Path(directory)) if directory else None
         self._file: TextIO | None = None
         if directory:
             self._file = (Path(directory) / "steps.jsonl").open("a", encoding="utf-8")
@@ -54,6 +56,8 @@ class Telemetry:
     ) -> None:
         """A change of phase, or of whom it waits for. Cheap: the link sends the newest, a few times a second."""
         self._phase_number += 1
+        if self._note is not None:
+            self._note.write(self._phase_number, name)
         if generation is not None:
             self._generation = generation
         step_s = self._step_s
@@ -116,6 +120,9 @@ class Telemetry:
             self._inside.unlink(missing_ok=True)
         if self._file is not None:
             self._file.close()
+        if self._note is not None:
+            self._note.close()
+            self._note = None
 
 
 def _step_of(line: bytes) -> int:
