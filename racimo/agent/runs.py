@@ -98,7 +98,7 @@ class Runs:
         """Beats when the first run comes into `reported`."""
 
     def announce(self, message: Announce) -> bool:
-        """Keeps a generation, or the same with other addresses; False if a newer one (or just this) is known already."""
+        """Keeps a generation, or the same with other addresses; False if a newer one (or just this) is known."""
         known = self.generation(message.run)
         if known is not None and (known.attempt, known.number) > (message.attempt, message.number):
             return False

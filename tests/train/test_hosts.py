@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from programs import everything
 from tiny_cluster import Fault, TinyCluster, committed_lines, every_micro_shard_counted_once
 
+import racimo
+from racimo.spec.run import CheckpointSpec
 from racimo.worker.train import faults
 
 UNTIL = 20
@@ -116,3 +119,59 @@ def test_who_is_gone_without_a_word_is_named_with_whether_it_can_be_reached(clus
     workers.hold_announcements(False)
     workers.finish()
     assert workers.children[0].outcome == "finished", workers.story()
+
+
+EVERY_FIVE = CheckpointSpec(every="5 steps")
+
+
+def with_disks(config: dict[str, Any]) -> None:
+    """As if each node had a disk of its own: the output folder is one per node."""
+    run = racimo.current_run()
+    run.output_dir = run.output_dir / config["nodes"][config["index"] % len(config["nodes"])]
+    run.output_dir.mkdir(exist_ok=True)
+    everything(config)
+
+
+def steps_on(home: Path, node: str) -> list[str]:
+    return sorted(path.name for path in (home / f"outputs/{node}/checkpoints").glob("*"))
+
+
+def test_a_checkpoint_on_local_disks_is_on_two_machines(cluster: Make, home: Path) -> None:
+    nodes = "aabc"
+    workers = cluster({"nodes": nodes, "until": 12}, program=with_disks, nodes=nodes, checkpoint=EVERY_FIVE)
+    workers.run(4)
+    assert workers.outcomes == ["finished"] * 4, workers.story()
+    assert steps_on(home, "a") == steps_on(home, "b") == ["step-10", "step-12"]
+    assert steps_on(home, "c") == []
+
+
+def test_a_later_attempt_begins_with_the_newest_checkpoint_that_any_of_its_machines_has(
+    cluster: Make, home: Path, undisturbed: str
+) -> None:
+    """The machine of the first attempt's lead is lost; and of the newest checkpoint one copy is torn."""
+    nodes = "ab"
+    first = cluster({"nodes": nodes, "pause_s": 0.01}, program=with_disks, nodes=nodes, checkpoint=EVERY_FIVE)
+    first.start(2)
+    first.pump(lambda: sum(saved.step == 10 for saved in first.saved) == 2)
+    for child in first.live:
+        first.kill(child.index)
+    first.finish()
+    newest = max(steps_on(home, "b"), key=lambda name: int(name.removeprefix("step-")))
+    shutil.rmtree(home / "outputs/a")
+    shutil.copytree(home / "outputs/b", home / "outputs/c")
+    torn = next((home / f"outputs/c/checkpoints/{newest}").glob("*.distcp"))
+    torn.write_bytes(bytes(torn.stat().st_size))
+    second = cluster(
+        {"nodes": "cdb"},
+        program=with_disks,
+        nodes="cdb",
+        checkpoint=EVERY_FIVE,
+        attempt=2,
+        first_generation=first.next_generation,
+    )
+    second.run(3)
+    assert second.outcomes == ["finished"] * 3, second.story()
+    assert f"resumes after {newest.replace('-', ' ')}," in second.children[2].error, second.story()
+    assert f"{newest} is torn" in second.children[0].error
+    assert {path.read_text() for path in home.glob("outputs/*/hash-2-*.txt")} == {undisturbed}
+    every_micro_shard_counted_once(home, UNTIL)

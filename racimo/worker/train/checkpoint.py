@@ -5,14 +5,15 @@ SHA-256 of every file, the run's identity) and then renamed. At a URL, where not
 written last. One whose files disagree with the manifest is torn; it is said so and never chosen.
 """
 
+import errno
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,12 @@ class Shelf:
         if final.exists():
             # Of an earlier attempt: the same bits if whole, of no use if torn.
             final.rename(tempfile.mkdtemp(prefix=f"step-{step}.tmp-old-", dir=self.root))
-        work.rename(final)
+        try:
+            work.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return  # a worker on another machine wrote the same to a file system that both see
         _sync_folder(Path(self.root))
         for stale in Path(self.root).glob(f"step-{step}.tmp-old-*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -142,14 +148,27 @@ class Shelf:
                     fs.rm(f"{path}/{MANIFEST}")
                 fs.rm(path, recursive=True)
             elif Path(self.path(step)).is_dir():
-                doomed = Path(self.path(step)).rename(f"{self.path(step)}.tmp-doomed")
-                shutil.rmtree(doomed, ignore_errors=True)
+                with suppress(FileNotFoundError):  # a worker on another machine was first
+                    doomed = Path(self.path(step)).rename(f"{self.path(step)}.tmp-doomed")
+                    shutil.rmtree(doomed, ignore_errors=True)
 
     def sweep(self) -> None:
         """Deletes what interrupted writes left behind. Only while no other worker can be writing."""
         if not self.is_url and Path(self.root).is_dir():
             for stale in Path(self.root).glob("step-*.tmp-*"):
                 shutil.rmtree(stale, ignore_errors=True)
+
+    def newest_step(self, say: Say, passed_over: Container[int] = ()) -> int:
+        """The newest step whose files have the sizes that its manifest says (their content is checked when it is
+        loaded); -1 if there is none. Torn ones are said. For a folder only."""
+        for step in self.steps():
+            if step not in passed_over:
+                try:
+                    _manifest_of_sizes(Path(self.path(step)))
+                    return step
+                except Torn as torn:
+                    say(_torn_and_not_used(self.path(step), torn))
+        return -1
 
     def newest(self, say: Say) -> tuple[Manifest, StateTree] | None:
         """The newest whole checkpoint; torn ones are passed over and said."""
@@ -158,8 +177,12 @@ class Shelf:
                 try:
                     return load(self.path(step))
                 except Torn as torn:
-                    say(f"checkpoint {self.path(step)} is torn and not used: {torn} [checkpoint-torn]")
+                    say(_torn_and_not_used(self.path(step), torn))
             return None
+
+
+def _torn_and_not_used(path: str, torn: Torn) -> str:
+    return f"checkpoint {path} is torn and not used: {torn} [checkpoint-torn]"
 
 
 @contextmanager
@@ -245,6 +268,14 @@ def _read(folder: Path) -> StateTree:
 
 
 def _checked_manifest(folder: Path) -> Manifest:
+    manifest = _manifest_of_sizes(folder)
+    for name, record in manifest.files.items():
+        if _sha256(folder / name) != record.sha256:
+            raise Torn(f"the content of {name} is not what was written")
+    return manifest
+
+
+def _manifest_of_sizes(folder: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except NotADirectoryError as error:
@@ -259,8 +290,6 @@ def _checked_manifest(folder: Path) -> Manifest:
             raise Torn(f"{name} is missing")
         if file.stat().st_size != record.size_bytes:
             raise Torn(f"{name} has {file.stat().st_size} of {record.size_bytes} bytes")
-        if _sha256(file) != record.sha256:
-            raise Torn(f"the content of {name} is not what was written")
     return manifest
 
 

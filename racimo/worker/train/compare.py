@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from racimo.spec.errors import RacimoError
-from racimo.worker.train.mesh import Mesh, Switchboard, Waiting
+from racimo.worker.train.mesh import Mesh, Waiting
 from racimo.worker.train.messages import Compared
 from racimo.worker.train.state import checksum
+from racimo.worker.train.switchboard import Switchboard
 
 
 def model_checksum(model: torch.nn.Module, exact: bool) -> int:

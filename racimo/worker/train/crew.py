@@ -3,55 +3,39 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import torch
 
-from racimo.agent.protocol import Reachable, Ready
+from racimo.agent.protocol import Ready
 from racimo.spec.errors import RacimoError
 from racimo.worker.context import WorkerLeaving
 from racimo.worker.link import Link
 from racimo.worker.train import faults, seeds
 from racimo.worker.train.address import Address
-from racimo.worker.train.batches import Batch, Batches, Feeder, Key
+from racimo.worker.train.batches import Batch, Feeder, Key
 from racimo.worker.train.buffers import Store
-from racimo.worker.train.checkpoint import Manifest, resume
 from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.guards import Buffers, Trainable, Updates
-from racimo.worker.train.identity import difference, identity_of, with_micro_shards
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.meeting import Meeting
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
-from racimo.worker.train.messages import Again, Compared, Contribution, Holding, Identity, Near, Outcome, StateOffer
-from racimo.worker.train.numerics import numerics_class
+from racimo.worker.train.mesh import Mesh, Regroup
+from racimo.worker.train.messages import Again, Compared, Contribution, Holding, Near, Outcome
 from racimo.worker.train.parting import say_goodbye
-from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
+from racimo.worker.train.position import Plan, Position
+from racimo.worker.train.saver import Saver
 from racimo.worker.train.settle import give_state, missing_leaves, settle, take_state
-from racimo.worker.train.state import StateTree, Trained, pack, unpack
-from racimo.worker.train.telemetry import Telemetry, say
+from racimo.worker.train.state import Trained
+from racimo.worker.train.switchboard import Switchboard
+from racimo.worker.train.telemetry import Telemetry
 from racimo.worker.train.trail import Trail
-from racimo.worker.train.tree import Tree, share, warn_of_default
+from racimo.worker.train.tree import Tree, share
 from racimo.worker.train.wire import Listener
-
-MOST_MICRO_SHARDS_ADOPTED = 64
-"""A worker that was told no count of micro-shards takes over the run's, up to this or its own default."""
 
 _left_open: list["Crew"] = []
 """Crews whose loop was left: their connections stay until the process ends, so that peers see how it ends."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked `run.steps` for."""
-
-    batches: Batches
-    until: int
-    micro_shards: int
-    exact: bool
-    check_every: int
-    place: Place
-
-
-class Crew:
+class Crew(Position):
     """See the parts it is made of; `settle.Standing` is what the others see of it."""
 
     def __init__(
@@ -66,33 +50,22 @@ class Crew:
         telemetry: Telemetry,
         saver: Saver,
     ) -> None:
+        super().__init__(trained, plan, telemetry, saver)
         self.worker = worker
         self.link = link
-        self.trained = trained
-        self.batches = plan.batches
         self.until = plan.until
-        self.step = 0
-        self.fresh = True
-        self.last: Outcome | None = None
         self.outcome: Outcome | None = None
-        named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
-        self._parameters = [parameter for _, parameter in named]
-        self.identity = identity_of(named, plan.batches, plan.micro_shards, plan.exact)
-        self.numerics = numerics_class(self._parameters[0].device, trained.optimizers)
         self._buffers = Buffers(trained.model) if plan.exact else None
         self._trainable = Trainable(trained.model)
         self._updates = Updates(trained.model, trained.optimizers)
         self._check_every = plan.check_every
-        self._store = Store(self._parameters, max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED) + 1)
-        self._ledger = Ledger(self._store, [name for name, _ in named], plan.exact)
+        self._store = Store([parameter for _, parameter in self._named], self._most_micro_shards + 1)
+        self._ledger = Ledger(self._store, [name for name, _ in self._named], plan.exact)
         listener = Listener(listener_path, self._store.layout) if listener_path is not None else None
         self._listener = listener
         self._switchboard = Switchboard(worker, self._store.arena, link, listener)
         self._meeting = Meeting(self._switchboard, self._store.arena, self._store.layout, self._store.num_slots, node)
         self._feeder = Feeder(plan.batches, self._upcoming)
-        self._telemetry = telemetry
-        self._saver = saver
-        self._place = plan.place
         self._tree: Tree | None = None
         self._agreed: list[tuple[Holding, ...]] | None = None
         self._tokens: float | None = None
@@ -103,7 +76,6 @@ class Crew:
         """The outcome of the next step, whose gradient I have already: it is replayed."""
         self._donor: int | None = None
         self._owed: tuple[int, ...] = ()
-        self._untouched = True
         self._outside: seeds.State | None = None
         self._compared_in: tuple[int, tuple[int, ...]] = (0, ())
 
@@ -113,23 +85,12 @@ class Crew:
         self._outside = seeds.capture()
         self._updates.open()
         self._be_ready(Address(str(self._listener.path) if self._listener is not None else ""))
-        self.link.on_reachable(self._listen_to_others)
+        self.link.on_reachable(lambda reachable: self._meeting.open_to_others(reachable, self._be_ready))
         self._telemetry.phase("wait")
 
     def _be_ready(self, address: Address) -> None:
         ready = Ready(address=str(address), micro_shards=self.identity.micro_shards, numerics=self.numerics)
         self.link.ready(ready)
-
-    def _listen_to_others(self, reachable: Reachable) -> None:
-        """For workers on other machines. In the link's thread: whoever computes now is to be found already."""
-        assert self._listener is not None
-        try:
-            port = self._switchboard.courier.listen(reachable.address, reachable.ports, reachable.key)
-        except OSError as error:
-            first, last = reachable.ports
-            say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
-            return
-        self._be_ready(Address(str(self._listener.path), reachable.address, port, reachable.node))
 
     def boundary(self) -> bool:
         """Between two steps, where the state is that of exactly `step` commits. False if there is no further step."""
@@ -143,7 +104,7 @@ class Crew:
         if self.step >= self.until:
             self._part()
             return False
-        if self._leads and self._saved_here:
+        if self._saved_here and (self._leads or (self._seconds and not self._saver.busy)):
             self._telemetry.phase("checkpoint")
             self._saver.save(self.step, self.identity, self.trained)
             if self.seat[1] == 1 or not self._check_every:
@@ -244,6 +205,12 @@ class Crew:
         mesh = self._switchboard.mesh
         return mesh is not None and mesh.rank == mesh.lead
 
+    @property
+    def _seconds(self) -> bool:
+        """Whether I keep a second copy of each checkpoint, on another machine than the lead."""
+        mesh = self._switchboard.mesh
+        return mesh is not None and self._saver.keeps_two and mesh.rank == mesh.second
+
     def _part(self) -> None:
         """Nobody goes while another could still need it: all have committed everything, or are gone."""
         while True:
@@ -260,9 +227,9 @@ class Crew:
                         self._wait_for,
                         self._give_again,
                     )
-                if mesh.rank == mesh.lead:
+                if self._leads or self._seconds:
                     self._telemetry.phase("checkpoint")
-                    self._saver.save_last(self.step, self.identity, self.trained)
+                    self._saver.save_last(self.step, self.identity, self.trained, needed=self._leads)
                 say_goodbye(self._switchboard, mesh, self.step, self._wait_for, self._give_again)
                 return
             except Regroup:
@@ -278,7 +245,7 @@ class Crew:
         self._tokens = None
         given, self._given = self._given, None
         todo = self._first_share() if given is None else []
-        self._untouched = False
+        self.untouched = False
         while True:
             if given is not None:
                 self.outcome = self.last = given
@@ -439,59 +406,6 @@ class Crew:
                 yield Key(step, shard, self.batches.shard_indices(step, shard, self.identity.micro_shards))
             step += 1
 
-    # State (settle.Standing)
-
-    @property
-    def untouched(self) -> bool:
-        return self._untouched
-
     @property
     def reaches(self) -> int:
         return self._trail.backlog.reach(self.step) if self._trails and not self.fresh else -1
-
-    @property
-    def shelf_step(self) -> int:
-        return -1
-
-    def adopt(self, identity: Identity) -> None:
-        theirs = identity.micro_shards
-        if self.batches.micro_shards is None and theirs < self._store.num_slots:
-            self.identity = with_micro_shards(self.identity, theirs)
-
-    def restore(self) -> None:
-        """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
-        found = self._saver.shelf.newest(say) if self._saver.shelf is not None else None
-        source = "the newest checkpoint"
-        if self._saver.shelf is not None:
-            self._saver.shelf.sweep()
-        if found is None and self._place.resume_from:
-            found, source = resume(self._place.resume_from, say), self._place.resume_from
-        if found is not None:
-            self._begin_from(*found, source)
-        else:
-            if self.batches.micro_shards is None and (warning := warn_of_default(self.identity.micro_shards)):
-                say(warning)
-            if committed := self._telemetry.committed_before():
-                say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
-        self.fresh = False
-
-    def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:
-        self.adopt(manifest.identity)
-        if manifest.identity != self.identity:
-            path = self._place.resume_from or self._place.root
-            raise checkpoint_mismatch(path, difference(self.identity, manifest.identity))
-        self.trained.load(tree)
-        self.step = manifest.step
-        self._saver.begin_at(manifest.step)
-        self._telemetry.resumed(self.step)
-        say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
-
-    def offer_state(self) -> tuple[StateOffer, int]:
-        return pack(self.trained.capture(), self.step, self.last)
-
-    def accept_state(self, offer: StateOffer, fd: int) -> None:
-        self.trained.load(unpack(offer, fd))
-        self.step, self.last = offer.step, offer.last
-        self._saver.begin_at(offer.step - 1)
-        self._telemetry.resumed(self.step)
-        self.fresh = False

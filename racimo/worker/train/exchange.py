@@ -15,8 +15,9 @@ from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Arena, Store, raw
 from racimo.worker.train.compare import compare
 from racimo.worker.train.landing import blocks_part
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard
+from racimo.worker.train.mesh import Mesh, Regroup
 from racimo.worker.train.messages import Contribution, Holding, Outcome, Summed
+from racimo.worker.train.switchboard import Switchboard
 from racimo.worker.train.trail import feed
 from racimo.worker.train.tree import FAST_LEVEL, Sum, Tree, chain, evaluate
 

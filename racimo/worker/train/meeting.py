@@ -5,16 +5,20 @@ A generation may outlive connections between machines (a cable that was out for 
 
 import socket
 import time
+from collections.abc import Callable
 
-from racimo.agent.protocol import NewGeneration
+from racimo.agent.protocol import NewGeneration, Reachable
 from racimo.worker.children import close_in_children, drop
 from racimo.worker.context import WorkerLeaving
+from racimo.worker.train.address import Address
 from racimo.worker.train.buffers import Arena, Layout
 from racimo.worker.train.courier import Dial
 from racimo.worker.train.landing import landing_plan
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard, Waiting
+from racimo.worker.train.mesh import Mesh, Regroup, Waiting
 from racimo.worker.train.messages import Hello, Packet, encode
 from racimo.worker.train.stream import Channel
+from racimo.worker.train.switchboard import Switchboard
+from racimo.worker.train.telemetry import say
 from racimo.worker.train.wire import Listener, Peer, other_model, receive
 
 MEET_AGAIN_S = 0.5
@@ -33,6 +37,18 @@ class Meeting:
         self._tried: NewGeneration | None = None
         self._joined = False
         self._spans_machines = False
+
+    def open_to_others(self, reachable: Reachable, say_address: Callable[[Address], None]) -> None:
+        """Listens for workers on other machines. In whatever thread: who computes now is to be found already."""
+        listener = self._switchboard.listener
+        assert listener is not None
+        try:
+            port = self._switchboard.courier.listen(reachable.address, reachable.ports, reachable.key)
+        except OSError as error:
+            first, last = reachable.ports
+            say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
+            return
+        say_address(Address(str(listener.path), reachable.address, port, reachable.node))
 
     def next_mesh(self, waiting: Waiting) -> Mesh:
         """Waits for the newest generation and connects with all its members; raises `WorkerLeaving` if I am none.

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from racimo.worker.train import faults
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard, Waiting
+from racimo.worker.train.mesh import Mesh, Regroup, Waiting
 from racimo.worker.train.messages import Done
+from racimo.worker.train.switchboard import Switchboard
 
 
 def say_goodbye(switchboard: Switchboard, mesh: Mesh, step: int, waiting: Waiting, serve: Callable[[], None]) -> None:

@@ -18,7 +18,8 @@ from racimo.worker.link import AgentLink, Link, NoLink
 from racimo.worker.train import seeds
 from racimo.worker.train.batches import Batches
 from racimo.worker.train.checkpoint import Shelf
-from racimo.worker.train.crew import Crew, Plan
+from racimo.worker.train.crew import Crew
+from racimo.worker.train.position import Plan
 from racimo.worker.train.refuse import refuse_what_cannot_be_kept
 from racimo.worker.train.saver import Place, Saver
 from racimo.worker.train.state import Stateful, Trained, hash_state

@@ -1,4 +1,5 @@
-"""When checkpoints are written, and by whom: rank 0 of the generation, in a thread, from a copy taken at the boundary.
+"""When checkpoints are written, and by whom: the lead, in a thread, from a copy taken at the boundary.
+On a machine's own disk they would go with it, so the first worker on another machine writes them too.
 
 The copy is whole before the next step begins, so a checkpoint never holds values of a later optimizer step
 (pytorch#144657). It is written once the exchange of that next step has shown that all hold the same model. One is
@@ -41,12 +42,21 @@ class Saver:
         self._last_step = step
 
     def due(self, step: int) -> bool:
-        if self._spec is None or step <= self._last_step or (self._thread is not None and self._thread.is_alive()):
+        if self._spec is None or step <= self._last_step or self.busy:
             return False
         if self._spec.every_steps is not None:
             return step // self._spec.every_steps > self._last_step // self._spec.every_steps
         assert self._spec.every_s is not None
         return time.monotonic() - self._last_at_s >= self._spec.every_s
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def keeps_two(self) -> bool:
+        """Whether checkpoints lie on the disk of whoever writes them."""
+        return self._spec is not None and not self._spec.to
 
     def save(self, step: int, identity: Identity, trained: Trained) -> None:
         """Copies the state now. `start` then writes it, once all are known to hold the same."""
@@ -61,15 +71,16 @@ class Saver:
             self._taken = None
             self._thread.start()
 
-    def save_last(self, step: int, identity: Identity, trained: Trained) -> None:
-        """Writes the state before returning. Raises `disk-full` or `checkpoint-failed` if it cannot be had."""
+    def save_last(self, step: int, identity: Identity, trained: Trained, needed: bool = True) -> None:
+        """Writes the state before returning. Raises `disk-full` or `checkpoint-failed` if it is needed and cannot be
+        had."""
         if self._spec is None:
             return
         self.wait()
         if step > self._last_step or self._failed is not None:
             self._last_step = step
             self._write(step, identity, trained.capture())
-        if self._failed is not None:
+        if self._failed is not None and needed:
             error = self._failed
             assert self.shelf is not None
             raise _failure(step, self.shelf.root, error)

@@ -16,8 +16,9 @@ from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Store, raw
 from racimo.worker.train.identity import difference
 from racimo.worker.train.ledger import Ledger
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard, Waiting
+from racimo.worker.train.mesh import Mesh, Regroup, Waiting
 from racimo.worker.train.messages import Declare, Gradient, Holding, Identity, Outcome, StateOffer
+from racimo.worker.train.switchboard import Switchboard
 from racimo.worker.train.tree import FAST_LEVEL, Block, Tree, assign
 
 
@@ -86,9 +87,7 @@ class Standing(Protocol):
     identity: Identity
     numerics: str
     last: Outcome | None
-
-    @property
-    def untouched(self) -> bool: ...
+    untouched: bool
 
     @property
     def reaches(self) -> int: ...

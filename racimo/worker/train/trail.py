@@ -14,8 +14,9 @@ import torch
 from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Layout, Store, raw
 from racimo.worker.train.landing import new_part
-from racimo.worker.train.mesh import Mesh, Regroup, Switchboard, Waiting
+from racimo.worker.train.mesh import Mesh, Regroup, Waiting
 from racimo.worker.train.messages import Again, Near, Outcome, Reduced
+from racimo.worker.train.switchboard import Switchboard
 
 MAX_BACKLOG_BYTES = 2 * 2**30
 """Of gradients that wait to be replayed; what comes beyond is dropped, and a new snapshot is needed."""

@@ -1,0 +1,117 @@
+"""Where this worker stands: how many steps it has committed, and the state it has after them."""
+
+import msgspec
+
+from racimo.worker.train.batches import Batches
+from racimo.worker.train.checkpoint import Manifest, Shelf, Torn, load, resume
+from racimo.worker.train.identity import difference, identity_of, with_micro_shards
+from racimo.worker.train.messages import Identity, Outcome, StateOffer
+from racimo.worker.train.numerics import numerics_class
+from racimo.worker.train.saver import Place, Saver, checkpoint_mismatch
+from racimo.worker.train.state import StateTree, Trained, pack, unpack
+from racimo.worker.train.telemetry import Telemetry, say
+from racimo.worker.train.tree import warn_of_default
+
+MOST_MICRO_SHARDS_ADOPTED = 64
+"""A worker that was told no count of micro-shards takes over the run's, up to this or its own default."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked `run.steps` for."""
+
+    batches: Batches
+    until: int
+    micro_shards: int
+    exact: bool
+    check_every: int
+    place: Place
+
+
+class Position:
+    """What the others see of this worker when a generation begins (`settle.Standing`)."""
+
+    def __init__(self, trained: Trained, plan: Plan, telemetry: Telemetry, saver: Saver) -> None:
+        self.trained = trained
+        self.batches = plan.batches
+        self.step = 0
+        self.fresh = True
+        self.untouched = True
+        """Nothing was computed yet from the state that I have."""
+        self.last: Outcome | None = None
+        self._named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
+        self._most_micro_shards = max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED)
+        self.identity = identity_of(self._named, plan.batches, plan.micro_shards, plan.exact)
+        self.numerics = numerics_class(self._named[0][1].device, trained.optimizers)
+        self._telemetry = telemetry
+        self._saver = saver
+        self._place = plan.place
+        self._shelf_step: int | None = None
+        self._torn: set[int] = set()
+
+    @property
+    def shelf_step(self) -> int:
+        """Of what lies at a URL nobody has more than another: then rank 0 looks."""
+        shelf = self._saver.shelf
+        if shelf is None or shelf.is_url:
+            return -1
+        if self._shelf_step is None:
+            self._shelf_step = shelf.newest_step(say, self._torn)
+        return self._shelf_step
+
+    def adopt(self, identity: Identity) -> None:
+        theirs = identity.micro_shards
+        if self.batches.micro_shards is None and theirs <= self._most_micro_shards:
+            self.identity = with_micro_shards(self.identity, theirs)
+
+    def restore(self) -> None:
+        """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
+        shelf = self._saver.shelf
+        found, source = None, "the newest checkpoint"
+        if shelf is not None:
+            shelf.sweep()
+        if shelf is not None and shelf.is_url:
+            found = shelf.newest(say)
+        elif shelf is not None and self.shelf_step >= 0:
+            found = self._try_shelf(shelf, self.shelf_step)
+            if found is None:
+                return  # perhaps another has it whole; all declare again
+        if found is None and self._place.resume_from:
+            found, source = resume(self._place.resume_from, say), self._place.resume_from
+        if found is not None:
+            self._begin_from(*found, source)
+        else:
+            if self.batches.micro_shards is None and (warning := warn_of_default(self.identity.micro_shards)):
+                say(warning)
+            if committed := self._telemetry.committed_before():
+                say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
+        self.fresh = False
+
+    def _try_shelf(self, shelf: Shelf, step: int) -> tuple[Manifest, StateTree] | None:
+        try:
+            return load(shelf.path(step))
+        except Torn as torn:
+            say(f"checkpoint {shelf.path(step)} is torn and not used: {torn} [checkpoint-torn]")
+            self._torn.add(step)
+            self._shelf_step = None
+            return None
+
+    def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:
+        self.adopt(manifest.identity)
+        if manifest.identity != self.identity:
+            path = self._place.resume_from or self._place.root
+            raise checkpoint_mismatch(path, difference(self.identity, manifest.identity))
+        self.trained.load(tree)
+        self.step = manifest.step
+        self._saver.begin_at(manifest.step)
+        self._telemetry.resumed(self.step)
+        say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
+
+    def offer_state(self) -> tuple[StateOffer, int]:
+        return pack(self.trained.capture(), self.step, self.last)
+
+    def accept_state(self, offer: StateOffer, fd: int) -> None:
+        self.trained.load(unpack(offer, fd))
+        self.step, self.last = offer.step, offer.last
+        self._saver.begin_at(offer.step - 1)
+        self._telemetry.resumed(self.step)
+        self.fresh = False
