@@ -160,9 +160,9 @@ class Crew(Position):
         owed, self._owed = self._owed, ()
         if mesh is None or not self._together or mesh.trails:
             return
-        asking = [
-            rank for rank in mesh.trailing if self._switchboard.take(mesh.peers[rank], Again, lambda a: not a.halt)
-        ]
+        peers = [mesh.peers[rank] for rank in mesh.trailing]
+        ends = self._pauses_here or self.step >= self.until  # there is no further step to enter with
+        asking = [p.rank for p in peers if self._switchboard.take(p, Again, lambda asked: ends or not asked.halt)]
         if asking or owed:
             give_state(self._switchboard, [*asking, *owed], self)
 
