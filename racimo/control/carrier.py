@@ -18,6 +18,7 @@ from racimo.control.carrier_channel import CONNECTION_WAIT_S, Channel, ask, no_a
 from racimo.control.carrier_silence import Silence
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.effects import Effect, Start
+from racimo.control.hung import name_waiting
 from racimo.control.loop import Loop
 from racimo.control.modules import ModuleCheck
 from racimo.control.redaction import Redactor
@@ -253,6 +254,10 @@ class Carrier:
                 return msgspec.structs.replace(event, exit=msgspec.structs.replace(event.exit, failure=failure))
             case WorkerHung():
                 failure = self.redactor(event.run).failure(event.failure)
+                run = self.loop.core.state.runs.get(event.run)
+                if run is not None and failure is not None:
+                    waits = [wait for channel in self._channels.values() for wait in channel.waits]
+                    failure = name_waiting(failure, run, waits)
                 return msgspec.structs.replace(event, failure=failure)
             case _:
                 return event

@@ -2,14 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-import msgspec
-
 from racimo.agent.protocol import Progress, UsageReply
 from racimo.control.core import Core
 from racimo.control.views import NodeView, RunProgress, RunView, WorkerView
 from racimo.spec.home import Home
 from racimo.state.fold import State
-from racimo.state.nouns import Failure, Node, Run, Worker, parse_worker_id, worker_id
+from racimo.state.nouns import Node, Run, Worker, parse_worker_id, worker_id
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -99,7 +97,7 @@ def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, wit
         status=run.status,
         spec=run.spec,
         reason=core.why(run.id),
-        failure=with_waiting(run, progress),
+        failure=run.failure,
         submitted_wall_s=run.submitted_wall_s,
         queued_s=max(0.0, (began_s if began_s is not None else until_s) - run.submitted_at_s),
         running_s=max(0.0, until_s - began_s) if began_s is not None else 0.0,
@@ -117,25 +115,6 @@ def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, wit
         progress=progress,
         output_dir=str(home.output_dir(run.id)),
     )
-
-
-def with_waiting(run: Run, progress: RunProgress | None) -> Failure | None:
-    """The run's failure; where a worker hangs, with the ranks of all nodes that wait for it: its own agent knows only
-    those beside it."""
-    failure = run.failure
-    if failure is None or failure.code != "worker-hung" or progress is None or "for it" in failure.message:
-        return failure
-    hung = next((w for w in run.live_workers if worker_id(run.id, w.attempt, w.index) == failure.worker), None)
-    if hung is None:
-        return failure
-    names = {one.worker for one in progress.workers if hung.index in one.waits_for}
-    views = [worker_view(run, worker) for worker in run.live_workers]
-    ranks = sorted(view.rank for view in views if view.rank is not None and view.id in names)
-    if not ranks:
-        return failure
-    words = ", ".join(map(str, ranks))
-    waiting = f"while rank {words} waits for it" if len(ranks) == 1 else f"while ranks {words} wait for it"
-    return msgspec.structs.replace(failure, message=f"{failure.message} {waiting}")
 
 
 def cluster_sums(state: State, connected: Collection[str]) -> tuple[int, int, int]:
