@@ -23,7 +23,7 @@ BYSTANDER_PATIENCE_S = 10.0
 
 HOLDERS_PATIENCE_S = 60.0
 """How long an exact run waits for a lost node if nobody elsewhere holds its newest step."""
-HOLDS_AFTER_S = 10.0
+HOLDS_AFTER_S = 5.0
 """How long before its peers fell silent a member must have been ready to count as holding the newest step."""
 
 
@@ -119,6 +119,8 @@ def _wait(run: Run, worker: Worker, node: Node | None, now_s: float, at_s: float
         text = f"{began}, and nobody is stuck on its workers there: given up then, or in {format_duration(left_s)}"
         return Reason(code="node-silent", text=text, counts=counts)
     moves = "moves" if run.retries_used < run.spec.retries else "counts as lost"
+    if run.status == "stopping":
+        moves = "counts as stopped"
     text = (
         f"{began}; it {moves} in {format_duration(left_s)}, or at once after"
         f" `racimo nodes forget {node.id} --confirm-dead`"

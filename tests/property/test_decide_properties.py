@@ -313,7 +313,9 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def deciding_twice_adds_nothing(self) -> None:
         if hasattr(self, "core") and self.core.store.durable_seq == self.core.state.seq:
-            assert decide(self.core.state, self.core._now_s(), self.core.absent).intents == ()
+            decisions = decide(self.core.state, self.core._now_s(), self.core.absent)
+            assert decisions.intents == ()
+            assert decisions.next_due_s is None or decisions.next_due_s > self.core._now_s(), "a clock that spins"
 
     @invariant()
     def nobody_waits_without_a_reason_or_while_it_could_run(self) -> None:

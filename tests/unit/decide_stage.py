@@ -52,6 +52,7 @@ class Stage:
         self.clock.at_s += after_s
         self.core.tick()
         assert not decide(self.state, self.core._now_s(), self.core.absent).intents, "deciding twice adds something"
+        assert self.core.next_due_s is None or self.core.next_due_s > self.core._now_s(), "a clock that spins"
         self.core.commit()
         self.effects = self.core.take_effects()
         self.intents = [r.event for r in self.core.take_records() if isinstance(r.event, ev.Intent)]

@@ -45,7 +45,9 @@ def same_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_output_goes_where_the_command_sent_it(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED, OUTPUTS: NO_OUTPUTS})
+    stage = Stage(
+        tmp_path, {LOGS: stream(line("to out"), line("to err", stream="err")), RUN: ENDED, OUTPUTS: NO_OUTPUTS}
+    )
     assert follow(stage.client, run_view()) == 0
     out, err = capsys.readouterr()
     assert out == "to out\n"

@@ -136,7 +136,10 @@ def test_devices_that_lie_scattered_are_another_wait_than_devices_that_are_taken
 
 
 def test_a_gang_that_lost_workers_before_it_began_does_not_hold_the_rest_for_ever() -> None:
-    """Two gangs that each kept a part and waited for the other's."""
+    """Two gangs that each kept a part and waited for the other's.
+
+    kueue#2821: who had to give way was let in first, and the high priority never ran. kueue#3779: in and out, for ever.
+    """
     stage = Stage(node(1, "a"), node(1, "b"), node(1, "c"))
     waiting = stage.command(workers=3)
     stage.started(waiting)
@@ -153,7 +156,40 @@ def test_a_gang_that_lost_workers_before_it_began_does_not_hold_the_rest_for_eve
     assert (leaving.how, leaving.indices, leaving.reason.code) == ("abort", (0,), "begins-anew")
     stage.exit(run, 0, "killed")
     assert stage.run(older).status == "running"
+    for _ in range(5):
+        stage.turn(after_s=30)
+        assert not stage.intents, "it queues, and nobody is moved about"
     assert stage.run(run).status == "queued"
+
+
+def test_a_run_whose_node_was_lost_keeps_its_place_before_later_ones() -> None:
+    """dstack#4246: the longer a run waits the less often it competes."""
+    stage = Stage(node(1, "n1"))
+    first = stage.command(retries=1)
+    stage.started(first)
+    later = stage.command()
+    stage.core.node_silent("n1")
+    stage.turn()
+    stage.core.forget_node("n1", confirm_dead=True)
+    stage.turn()
+    assert (stage.run(first).status, stage.run(later).status) == ("queued", "queued")
+    stage.core.node_joined(node(1, "n2"))
+    stage.turn()
+    assert (stage.run(first).status, stage.run(later).status) == ("running", "queued")
+
+
+def test_a_large_gang_over_several_nodes_is_not_starved_by_small_jobs() -> None:
+    """volcano#748, KAI#1969: devices that come free on any of the nodes are kept for it."""
+    stage = Stage(node(2, "a"), node(2, "b"))
+    holders = [stage.command(workers=2), stage.command(workers=2)]
+    gang = stage.command(workers=4)
+    small = [stage.command() for _ in range(3)]
+    for index in range(2):
+        stage.exit(holders[0], index)
+    assert all(stage.run(run).status == "queued" for run in small), "two devices are free, and they are the gang's"
+    for index in range(2):
+        stage.exit(holders[1], index)
+    assert stage.run(gang).status == "running"
 
 
 @pytest.mark.parametrize(
