@@ -37,7 +37,9 @@ def heavy(config: dict[str, Any]) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     state = {"schedule": schedule, "slow": Slow()}
     seen = []
-    for step in run.steps(model, optimizer, racimo.Batches(data(), 32, micro_shards=8), until=40, state=state):
+    for step in run.steps(
+        model, optimizer, racimo.Batches(data(), 32, micro_shards=8), until=config.get("until", 40), state=state
+    ):
         for x, y in step:
             time.sleep(0.004)
             step.backward(torch.nn.functional.cross_entropy(model(x), y))
@@ -75,14 +77,14 @@ def test_one_that_loses_the_thread_is_given_the_state_anew_and_at_last_waited_fo
     cluster: Make, home: Path, nodes: str
 ) -> None:
     """The bound on stored gradients is less than what comes while the state is loaded."""
-    workers = cluster({"bounds": {"MAX_BACKLOG_BYTES": 1000}}, program=heavy, nodes=nodes)
+    workers = cluster({"bounds": {"MAX_BACKLOG_BYTES": 1000}, "until": 90}, program=heavy, nodes=nodes)
     workers.start(1)
     workers.pump(lambda: workers.committed >= 3)
     workers.start(1)
     workers.finish()
     assert workers.outcomes == ["finished"] * 2, workers.story()
     assert len(workers.hashes()) == 1
-    every_micro_shard_counted_once(home, 40)
+    every_micro_shard_counted_once(home, 90)
     assert any(line["contributions"].get("1") for line in committed_lines(home)), "it never came to be counted on"
 
 
