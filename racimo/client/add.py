@@ -39,12 +39,13 @@ for python in "$HOME/.racimo/venv/bin/python" python{minor} python3 "$HOME"/.pye
   if [ "$version" = "{minor}" ]; then echo "python $found"; break; fi
 done
 if [ -f "$HOME/.racimo/venv/{mark}" ]; then echo "parcel $(cat "$HOME/.racimo/venv/{mark}")"; fi
+if [ -f "$HOME/.racimo/join.json" ]; then echo "node yes"; fi
 """
 _INSTALL = """
 set -e
 cd "$HOME/.racimo"
 rm -f venv/{mark}
-venv/bin/python -c pass 2>/dev/null || {python} -m venv --clear venv
+venv/bin/python -m pip --version >/dev/null 2>&1 || {python} -m venv --clear venv >&2
 venv/bin/python -m pip install --quiet --disable-pip-version-check ./{wheel} {pins}
 rm -f {wheel}
 echo {id} > venv/{mark}
@@ -67,6 +68,15 @@ class Added(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: Node | None = None
     error: ErrorView | None = None
     note: str = ""
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What is on a host: a Python of this one's minor version; the id of the parcel in its virtual environment or "";
+    whether it is a node of some cluster, whose running code is not to be replaced."""
+
+    python: str
+    parcel: str
+    is_node: bool
 
 
 class _Joined(msgspec.Struct):
@@ -102,8 +112,8 @@ def add(home: Home, hosts: Sequence[str], wish: Wish, progress: Progress) -> lis
 
 def _add(remote: Ssh, head: str, token: Token, parcel: Parcel, wish: Wish, progress: Progress) -> Added:
     progress(remote.target, "connecting")
-    python, installed = _probe(remote)
-    if installed != parcel.id:
+    found = _probe(remote)
+    if found.parcel != parcel.id and not (found.parcel and found.is_node):
         progress(remote.target, f"sending racimo ({len(parcel.content) // 1000} kB)")
         place = f".racimo/{parcel.file_name}"
         command = f"umask 077; mkdir -p .racimo && cat > {shlex.quote(place)}"
@@ -112,16 +122,28 @@ def _add(remote: Ssh, head: str, token: Token, parcel: Parcel, wish: Wish, progr
         )
         progress(remote.target, "installing racimo and what it requires")
         script = _INSTALL.format(
-            mark=PARCEL_MARK, python=shlex.quote(python), wheel=shlex.quote(parcel.file_name), id=parcel.id,
+            mark=PARCEL_MARK, python=shlex.quote(found.python), wheel=shlex.quote(parcel.file_name), id=parcel.id,
             pins=shlex.join(parcel.pins),
         )  # fmt: skip
-        remote.script(script, "installing racimo", timeout_s=INSTALL_TIMEOUT_S)
+        _install(remote, script)
     progress(remote.target, "joining")
     return _join(remote, head, token, wish)
 
 
-def _probe(remote: Ssh) -> tuple[str, str]:
-    """(a Python of this one's minor version, the id of the parcel that is installed or "")."""
+def _install(remote: Ssh, script: str) -> None:
+    try:
+        remote.script(script, "installing racimo", timeout_s=INSTALL_TIMEOUT_S)
+    except CommandFailed as failed:
+        if "ensurepip is not available" not in failed.errors:
+            raise
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+        raise RacimoError(
+            "ssh-failed", f"{remote.target}: its Python cannot make virtual environments", f"apt-get install {package}"
+        ) from None
+
+
+def _probe(remote: Ssh) -> _Found:
+    """`RacimoError` version-mismatch where there is no fitting Python."""
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     script = _PROBE.format(minor=minor, mark=PARCEL_MARK)
     answer = remote.script(script, "looking for Python", timeout_s=PROBE_TIMEOUT_S)
@@ -135,7 +157,7 @@ def _probe(remote: Ssh) -> tuple[str, str]:
             f"apt-get install python{minor} python{minor}-venv   # there, or the like",
         )
     in_venv = found["python"].endswith("/.racimo/venv/bin/python")
-    return found["python"], found.get("parcel", "") if in_venv else ""
+    return _Found(found["python"], found.get("parcel", "") if in_venv else "", "node" in found)
 
 
 def _join(remote: Ssh, head: str, token: Token, wish: Wish) -> Added:
