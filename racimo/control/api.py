@@ -307,7 +307,7 @@ class Api:
 
     def _view(self, run: Run, with_workers: bool) -> RunView:
         progress = self._of_run.progress_of(run) if self._board.of_run(run.id) else None
-        return present.run_view(self.core, run, self._home, progress, with_workers)
+        return present.run_view(self.core, run, self._home, progress, with_workers, self._carrier.local_node)
 
     async def _learn_progress(self, runs: list[Run]) -> None:
         await self._board.refresh(runs)

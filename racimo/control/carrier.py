@@ -62,8 +62,8 @@ class Carrier:
         self.shipping = Shipping(snapshots, self.request, self._sources)
         self._modules = ModuleCheck(snapshots, self.request, self._node)
         self.loop: Loop
-        self.local_node = ""
-        """The node of this machine, once its agent has said who it is."""
+        self.local_node = _noted_id(home)
+        """The node of this machine, as its agent noted it or says who it is; "" before the very first agent has."""
         self.nodes_changed = Pulse()
         """Beats when a node's agent has connected or is gone."""
         self.refusal: RacimoError | None = None
@@ -157,7 +157,7 @@ class Carrier:
             except TimeoutError:
                 raise no_answer("") from None
         node = node or self.local_node
-        if node not in self._channels and node not in self.loop.core.state.nodes:
+        if node != self.local_node and node not in self._channels and node not in self.loop.core.state.nodes:
             raise RacimoError("node-unknown", f"there is no node {node!r}", "racimo nodes")
         return await self._channel(node).request(body)
 
@@ -333,3 +333,10 @@ class Carrier:
                 name = worker_id(run.id, worker.attempt, worker.index)
                 aborts.append(channel.tell(channel.client, protocol.StopWorker(worker=name, how="abort")))
         return aborts
+
+
+def _noted_id(home: Home) -> str:
+    try:
+        return (home.node_dir / "id").read_text().strip()
+    except FileNotFoundError:
+        return ""

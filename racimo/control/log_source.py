@@ -104,7 +104,8 @@ class LogSource:
 
     def _is_away(self, node: str) -> bool:
         """This machine's own agent is never away for long: its supervisor starts it again."""
-        return node not in ("", self.carrier.local_node) and node not in self.carrier.connected_nodes
+        own = self.carrier.local_node
+        return bool(own) and node not in ("", own) and node not in self.carrier.connected_nodes
 
     async def _blink(self, node: str) -> None:
         """A link that was cut is made anew at once: waits a moment for it where nothing worse is known."""

@@ -86,7 +86,8 @@ def worker_view(run: Run, worker: Worker) -> WorkerView:
     )
 
 
-def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, with_workers: bool) -> RunView:
+def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, with_workers: bool, here: str) -> RunView:
+    """`here`: this machine's node. The output folder is named where the run has one on this machine."""
     now_s = core.clock.now_s()
     cost = run_cost(core.state, run, now_s)
     began_s = run.started_at_s
@@ -113,7 +114,7 @@ def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, wit
         price_known=cost > 0 or highest_price(core.state) > 0,
         workers=tuple(worker_view(run, worker) for worker in run.workers.values()) if with_workers else (),
         progress=progress,
-        output_dir=str(home.output_dir(run.id)),
+        output_dir=str(home.output_dir(run.id)) if not run.nodes or here in run.nodes else "",
     )
 
 
