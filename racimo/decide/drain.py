@@ -1,4 +1,5 @@
-"""Emptying a node: elastic workers are replaced elsewhere and then let go, everything else may end until the deadline.
+"""Emptying a node: elastic workers are replaced elsewhere and then let go (or without, down to the least that the run
+wants, if no device is free), everything else may end until the deadline.
 
 A worker that is let go must leave somebody behind who holds the run's state; see `exits.holds_state`.
 """
@@ -42,6 +43,16 @@ class Drain:
         if self.run.elastic and self.run.generation is not None and self.run.status == "running":
             return self._expel(overdue, due) or self._let_go(due)
         return self._end(overdue, due) if overdue else []
+
+    def shrink(self, num_short: int, due: list[float]) -> list[WorkersLeaving]:
+        """So many find no place elsewhere: they leave without a replacement, down to the least that the run wants."""
+        num_ready = sum(worker.status == "ready" for worker in (*self.evicted, *self.others))
+        ready = sorted((w for w in self.evicted if w.status == "ready"), key=lambda worker: worker.index)
+        going = ready[: max(0, min(num_short, num_ready - self.run.least))]
+        if going and not self._settled([*self.others, *(w for w in self.evicted if w not in going)], due):
+            going = going[1:]
+        text = f"{going[0].node} is being drained and no other device is free: the run goes on smaller" if going else ""
+        return self._leaving(going, "release", Reason(code="node-drained", text=text))
 
     def num_wanted(self) -> int:
         """How many replacements are still to be found for those who have to leave."""

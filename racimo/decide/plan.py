@@ -94,8 +94,10 @@ class _Steering:
             self.due.append(at_s)
             return
         planned = heal.replace_dead(run, self.pool)
-        if planned is None and drain.evicted and run.generation is not None:
+        if planned is None and drain.evicted and run.generation is not None and not intents:
             planned = heal.replace_evicted(run, self.pool, drain.evicted, drain.num_wanted())
+            num_short = drain.num_wanted() - (0 if planned is None else len(planned.placements))
+            intents += drain.shrink(num_short, self.due)
         intents += [planned] if planned is not None else []
         self.going.append(run)
 

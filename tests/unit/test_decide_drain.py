@@ -76,7 +76,26 @@ def test_an_elastic_worker_is_replaced_elsewhere_first_and_then_let_go() -> None
     assert len(stage.run(run).live_workers) == 2
 
 
-def test_without_free_devices_the_worker_stays_until_there_are_some() -> None:
+def test_without_free_devices_a_run_above_its_least_goes_on_smaller() -> None:
+    stage = hosts(1, 1, 1)
+    run = stage.elastic("1..3")
+    going = node_of(stage, run, 2)
+    drain(stage, going)
+    assert left(stage) == [("release", (2,))]
+    assert members(stage, run) == (0, 1)
+    stage.exit(run, 2, "released")
+    drain(stage, node_of(stage, run, 1))
+    stage.exit(run, 1, "released")
+    drain(stage, node_of(stage, run, 0))
+    stage.turn(after_s=100)
+    assert not left(stage)
+    assert members(stage, run) == (0,), "not below its least"
+    stage.core.drain(going, undo=True)
+    stage.turn()
+    assert stage.only(ev.WorkersPlanned).placements[0].node == going
+
+
+def test_without_free_devices_a_run_at_its_least_stays_until_there_are_some() -> None:
     stage = hosts(1, 1, 1)
     other = stage.command()
     run = stage.elastic(2)
@@ -207,9 +226,10 @@ def test_a_frozen_command_on_a_drained_node_is_ended_too() -> None:
 def test_scaling_down_while_draining_takes_those_who_have_to_leave() -> None:
     stage = hosts(1, 1, 1)
     other = stage.command()
-    run = stage.elastic("1..2")
+    run = stage.elastic(2)
     going = node_of(stage, run, 0)
     drain(stage, going)
+    assert not left(stage)
     stage.core.scale(run, WorkerRange(1, 1))
     stage.turn()
     assert left(stage) == [("release", (0,))]
