@@ -11,7 +11,24 @@ import traceback
 from bench.harness import machine, quick, say, table, write_rows
 from bench.peers import PeerMissing
 
-BENCHMARKS = ("start", "first-step", "step", "bits", "recovery", "goodput", "crash", "cli")
+BENCHMARKS = (
+    "start",
+    "first-step",
+    "step",
+    "bits",
+    "recovery",
+    "goodput",
+    "crash",
+    "cli",
+    "churn",
+    "black-hole",
+    "join",
+    "head",
+    "slow-step",
+    "hosts-goodput",
+    "fleet",
+    "ship",
+)
 
 
 def run(name: str) -> bool:

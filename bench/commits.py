@@ -22,6 +22,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     pid: int = 0
     worker: str = ""
+    contributions: dict[str, tuple[int, ...]] = {}
+    """Which worker gave which micro-shards to the step, as this one saw it."""
 
 
 def read_commits(files: Iterable[Path]) -> list[Commit]:
