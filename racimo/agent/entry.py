@@ -55,6 +55,8 @@ class Entry:
     progress: Progress | None = None
     progress_at_s: float = 0.0
     """When its phase number last changed."""
+    noted_phase: int = 0
+    """The newest phase number in the worker's own note, where it was ahead of what the worker told."""
     hung_phase: int | None = None
     """The phase number of which a hang was reported."""
     writer: asyncio.StreamWriter | None = None

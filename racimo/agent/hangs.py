@@ -28,6 +28,7 @@ PATIENCE_ELSEWHERE = 2
 """So many times its limit may a worker wait for others on other nodes before it is named itself."""
 WAITING_PHASES = frozenset({"exchange", "wait"})
 QUIET_PHASES = frozenset({"starting", "done"})
+NOTE_COUNTS_AFTER_S = 2.0
 DUMP_TIMEOUT_S = 2.0
 DUMP_QUIET_S = 0.05
 """A stack dump is complete once nothing was added for this long."""
@@ -46,15 +47,20 @@ def quiet_s(entry: Entry, now_s: float, patience: int = 1) -> float:
 
 
 def note_phases(entries: Iterable[Entry], now_s: float) -> None:
-    """Corrects the phases of the late by what they noted themselves (`agent.phases`): one that is stuck with the
-    interpreter's lock could not tell that its exchange is over."""
+    """Looks at what workers noted themselves of their phases (`agent.phases`), about once a second. One that is stuck
+    with the interpreter's lock could not tell that its exchange is over; one whose link is slow goes on all the same.
+    """
     for entry in entries:
-        if not entry.live or entry.progress is None or quiet_s(entry, now_s) <= 0:
+        progress = entry.progress
+        noted = read_phase(entry.directory) if entry.live and progress is not None else None
+        if progress is None or noted is None or noted[0] <= progress.phase_number:
             continue
-        noted = read_phase(entry.directory)
-        if noted is not None and noted[0] > entry.progress.phase_number:
+        number, phase = noted
+        if number != entry.noted_phase:
+            entry.noted_phase, entry.progress_at_s = number, now_s
+        elif now_s - entry.progress_at_s >= NOTE_COUNTS_AFTER_S:  # it would have been told by now
             entry.progress = msgspec.structs.replace(
-                entry.progress, phase_number=noted[0], phase=noted[1], waits_for=(), unreachable=()
+                progress, phase_number=number, phase=phase, waits_for=(), unreachable=()
             )
 
 

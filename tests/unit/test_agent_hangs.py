@@ -67,21 +67,33 @@ def test_who_waits_for_a_worker_on_another_node_does_not_hang() -> None:
     assert hung(*waiting, entry(3, "compute", 10)) == []
 
 
+def noting(root: Path, one: Entry, number: int, phase: str) -> Entry:
+    one.directory = root / str(one.index)
+    one.directory.mkdir(exist_ok=True)
+    note = PhaseNote(one.directory)
+    note.write(number, phase)
+    note.close()
+    return one
+
+
 def test_a_worker_that_could_not_tell_its_phase_any_more_is_judged_by_its_own_note(tmp_path: Path) -> None:
     """nccl#1324: code in C with the interpreter's lock stops the thread that tells; what was told last is long over."""
-    stuck, waits = entry(1, "exchange", 80, waits_for=(0,)), entry(0, "exchange", 80, waits_for=(1,))
-    for one, number, phase in ((stuck, 6, "compute"), (waits, 5, "exchange")):
-        one.directory = tmp_path / str(one.index)
-        one.directory.mkdir()
-        note = PhaseNote(one.directory)
-        note.write(number, phase)
-        note.close()
-    note_phases((stuck, waits), 1000.0)
+    stuck = noting(tmp_path, entry(1, "exchange", 80, waits_for=(0,)), 6, "compute")
+    waits = noting(tmp_path, entry(0, "exchange", 80, waits_for=(1,)), 5, "exchange")
+    for now_s in (920.0, 921.0, 923.0, 1000.0):
+        note_phases((stuck, waits), now_s)
+    assert stuck.progress is not None and stuck.progress.phase == "compute" and not stuck.progress.waits_for
     assert hung(stuck, waits) == [1]
-    assert hung(stuck) == [1] and hung(waits) == []
-    early = entry(2, "exchange", 10)
-    note_phases((early,), 1000.0)  # within its limit, nobody looks
     assert read_phase(tmp_path) is None
+
+
+def test_a_worker_whose_link_is_slow_but_whose_note_goes_on_does_not_hang(tmp_path: Path) -> None:
+    slow = entry(0, "compute", 80)
+    for second in range(80):
+        noting(tmp_path, slow, 6 + second, "compute")
+        note_phases((slow,), 920.0 + second)
+        assert slow.progress is not None and slow.progress.phase_number == 5
+    assert hung(slow) == []
 
 
 def test_if_nobody_was_named_in_twice_the_time_one_who_waits_is() -> None:
