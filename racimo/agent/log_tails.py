@@ -39,6 +39,13 @@ class _Tail:
         """Up to where the batch goes that is not acknowledged yet."""
         self.changed = True
 
+    def grew(self) -> bool:
+        """Whether there is more than what was given."""
+        try:
+            return self.path.stat().st_size > (self.given or self.offset or 0)
+        except FileNotFoundError:
+            return False
+
     def read(self, most_bytes: int) -> LogPiece | None:
         """What follows `offset`, or the last MB where more than that does. Blocks on the disk."""
         try:
@@ -195,9 +202,11 @@ class LogTails:
         tails = self._tails[name]
 
         def written() -> None:
+            """Something in the folder, which may be a commit and no log."""
             for tail in tails:
-                tail.changed = True
-            self._changed.beat()
+                tail.changed = tail.changed or tail.grew()
+            if any(tail.changed for tail in tails):
+                self._changed.beat()
 
         watch.pulse.listeners.add(written)
         self._watches[name] = watch, written

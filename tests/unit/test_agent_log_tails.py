@@ -129,6 +129,21 @@ def test_of_a_long_log_the_last_mb_comes_and_the_offset_says_so(tmp_path: Path) 
     on_a_node(tmp_path, check)
 
 
+def test_a_commit_wakes_nobody(tmp_path: Path) -> None:
+    async def check(node: Node) -> None:
+        node.start("r/1/0")
+        cursor = (await node.pull(0)).next
+        await node.write("r/1/0", b"one\n")
+        cursor = (await node.pull(cursor)).next
+        await node.pull(cursor)
+        with node.files.watch(tmp_path / "r/1/0") as watch:
+            (tmp_path / "r/1/0/steps.jsonl").write_bytes(b'{"step": 1}\n')
+            assert await watch.pulse.wait(5.0)
+        assert not any(tail.changed for tail in node.tails._each())
+
+    on_a_node(tmp_path, check)
+
+
 def test_who_writes_much_does_not_keep_others_from_being_heard(tmp_path: Path) -> None:
     async def check(node: Node) -> None:
         node.start("r/1/0")
