@@ -124,8 +124,10 @@ class ControlProcess:
             self.home, self.identity.id, address, self.loop, self.carrier, self.secrets, self.snapshots, self.shut_down
         )
         names = (parse_address(bind)[0], socket.gethostname()) if bind else ()
-        server = Server(Gate(Dispatcher(api), self.token, names))
-        self.door = LinkDoor(self.home, self.carrier, self._house, server.protocol)
+        gate = Gate(Dispatcher(api), self.token, names)
+        # Strangers who fill the open port's connections leave those of this machine alone.
+        server, outer = Server(gate), Server(gate)
+        self.door = LinkDoor(self.home, self.carrier, self._house, outer.protocol)
         event_loop.add_signal_handler(signal.SIGTERM, self._terminate)
         event_loop.add_signal_handler(signal.SIGINT, self._terminate)
         watcher = guardian.watch(self.home.root, event_loop, log.warning)
@@ -148,6 +150,7 @@ class ControlProcess:
                 await self.carrier.shut_down()
         finally:
             server.stop()
+            outer.drop()
             for part in parts:
                 part.cancel()
             results = await asyncio.gather(serving, *parts, return_exceptions=True)

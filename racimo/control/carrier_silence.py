@@ -7,7 +7,7 @@ one that was away. What it says is put together in `decide`.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from racimo.control.carrier_channel import Channel
 from racimo.control.core import Core
@@ -20,6 +20,7 @@ SILENT_BEATS = 4
 """So many beats in a row may be missing where they come more seldom."""
 LOOK_EVERY_S = 0.1
 LOOK_AT_PAIRS_EVERY_S = 1.0
+FORGET_AFTER_S = 60.0
 PAIR_AFTER_S = 10.0
 """How long one worker cannot connect to another, both of whose nodes answer, before that is a finding."""
 
@@ -29,7 +30,7 @@ Tell = Callable[[Callable[[Core], object]], Awaitable[None]]
 class Silence:
     """`channels` by node; `tell` takes a change to the core; `state` is the newest."""
 
-    def __init__(self, channels: Mapping[str, Channel], tell: Tell, state: Callable[[], State]) -> None:
+    def __init__(self, channels: dict[str, Channel], tell: Tell, state: Callable[[], State]) -> None:
         self._channels, self._tell, self._state = channels, tell, state
         self._pairs: dict[tuple[str, int, int, int], float] = {}
         """(run, attempt, from, to) and since when, counted anew once it was said."""
@@ -45,6 +46,7 @@ class Silence:
             if now_s >= pairs_due_s:
                 pairs_due_s = now_s + LOOK_AT_PAIRS_EVERY_S
                 await self._look_for_pairs(now_s)
+                self._drop_forgotten(now_s)
 
     async def _look_for_silence(self, now_s: float) -> None:
         for channel in list(self._channels.values()):
@@ -93,6 +95,13 @@ class Silence:
                 run, _, one, other = pair
                 found[pair] = now_s
                 await self._tell(lambda core, run=run, a=one, b=other: core.pair_unreachable(run, a, b))  # type: ignore[misc]
+
+    def _drop_forgotten(self, now_s: float) -> None:
+        """Channels of nodes that left, once nobody can be waiting for them."""
+        for node, channel in list(self._channels.items()):
+            gone = channel.said_silent and channel.client is None and node not in self._state().nodes
+            if gone and now_s - channel.quiet_since_s > FORGET_AFTER_S:
+                del self._channels[node]
 
     def _is_answered(self, run: str, attempt: int, index: int) -> bool:
         worker = self._state().worker(run, attempt, index)

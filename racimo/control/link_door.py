@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from racimo.act.agent_client import AgentClient
-from racimo.act.tcp import drop_when_dead
+from racimo.act.tcp import PATIENT_DEAD_PEER_MS, drop_when_dead
 from racimo.act.tls import ensure_head_certificate, server_context
 from racimo.agent.frames import FrameError, encode_frame, read_frame
 from racimo.agent.protocol import LINK_ALPN, LinkAccepted, LinkHello, Refused
@@ -100,6 +100,7 @@ class LinkDoor:
         loop = asyncio.get_running_loop()
         if wrapped.selected_alpn_protocol() == LINK_ALPN:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_AHEAD_BYTES, loop), self._enter, loop)
+        drop_when_dead(transport.get_extra_info("socket"), PATIENT_DEAD_PEER_MS)
         protocol = self._http()
         loop.call_later(HELLO_TIMEOUT_S, _drop_unused, protocol, transport)
         return protocol

@@ -67,11 +67,18 @@ class Server(uvicorn.Server):
         self._stop = asyncio.Event()
 
     def protocol(self) -> asyncio.Protocol:
-        """For one connection that somebody else accepted; it counts among this server's."""
+        """For a connection that somebody else accepted. It counts among this server's, which need not serve itself."""
         if not self.config.loaded:
             self.config.load()
         kind = self.config.http_protocol_class
         return kind(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+
+    def drop(self) -> None:
+        """Ends what came by `protocol`: idle connections at once, requests with what they are at."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for task in list(self.server_state.tasks):
+            task.cancel()
 
     def stop(self) -> None:
         self.should_exit = True

@@ -43,6 +43,7 @@ class LinkedAgent(FakeAgent):
         self.hello: dict[str, Any] = {}
         self.beat = protocol.Beat(number=1)
         self.beating = True
+        self.newest_run = 0
         self.refusal: protocol.Refused | None = None
         self.accepted: protocol.LinkAccepted | None = None
         self.linked = asyncio.Event()
@@ -102,7 +103,9 @@ class LinkedAgent(FakeAgent):
     def _introduction(self) -> protocol.LinkHello:
         states = [protocol.WorkerState(worker=name, pid=pid, exited=False) for name, pid in self.live.items()]
         states += [protocol.WorkerState(worker=name, pid=1, exited=True) for name in self.ended]
-        welcome = protocol.ControlWelcome(node=self.node, instance=self.instance, workers=tuple(states))
+        welcome = protocol.ControlWelcome(
+            node=self.node, instance=self.instance, workers=tuple(states), newest_run=self.newest_run
+        )
         hello = protocol.LinkHello(
             token=SECRET, cluster="cluster", protocol=PROTOCOL_VERSION, wall_s=time.time(), welcome=welcome
         )

@@ -290,3 +290,58 @@ def test_a_restarted_control_process_has_its_nodes_back_and_loses_nothing(tmp_pa
             await agent.die()
 
     asyncio.run(after(asyncio.run(before())))
+
+
+def test_the_head_s_end_ends_workers_elsewhere_while_their_agents_dial_on(
+    play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("racimo.control.carrier.SHUTDOWN_MOST_S", 0.1)
+
+    async def check(stage: CarrierStage) -> None:
+        run = (await stage.submit("sleep", "9"))["id"]
+        worker = await stage.until_started(run)
+        await stage.carrier.shut_down()
+        assert protocol.StopWorker(worker=worker, how="abort") in stage.agent.told
+        assert not any(isinstance(one, protocol.Shutdown) for one in stage.agent.told)
+        assert "n2" in stage.carrier.connected_nodes
+
+    play(check)
+
+
+def test_no_name_is_given_before_the_nodes_said_which_they_know(tmp_path: Path) -> None:
+    """The head's journal lost the records of runs that another machine still knows."""
+    disk = MemoryDisk()
+
+    async def before() -> None:
+        async with carrier_stage("link", tmp_path, MemoryJournal(disk)):
+            pass
+
+    async def after() -> None:
+        async with carrier_stage("socket", tmp_path, MemoryJournal(disk)) as stage, asyncio.timeout(WAIT_S):
+            submitting = asyncio.create_task(stage.submit("true"))
+            agent = LinkedAgent(stage.home, stage.bind)
+            agent.newest_run = 41
+            await agent.listen()
+            assert int((await submitting)["id"].rpartition("-")[2]) > 41
+            await agent.die()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_without_a_word_from_a_node_names_are_given_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = MemoryDisk()
+
+    async def before() -> None:
+        async with carrier_stage("link", tmp_path, MemoryJournal(disk)):
+            pass
+
+    async def after() -> None:
+        async with carrier_stage("socket", tmp_path, MemoryJournal(disk)) as stage, asyncio.timeout(WAIT_S):
+            assert (await stage.submit("true"))["id"] == "true-1"
+
+    asyncio.run(before())
+    monkeypatch.setattr("racimo.control.carrier.MEET_S", 0.3)
+    asyncio.run(after())
