@@ -21,6 +21,7 @@ PULL_WAIT_S = 30.0
 MAX_REMEMBERED_RUNS = 1_000
 ASK_TIMEOUT_S = 1.0
 RETRY_S = 1.0
+MAX_RECALLED_AT_ONCE = 16
 LAST_LINE_BYTES = 8_192
 
 log = logging.getLogger("racimo.control.progress")
@@ -73,15 +74,18 @@ class ProgressBoard:
     async def recall(self, runs: Iterable[Run]) -> None:
         """Learns how far ended training runs came, from the commit logs of their workers; once for each run
         if all its nodes answer."""
-        for run in runs:
-            if run.ended and run.spec.kind == "train" and run.id not in self._recalled:
-                if set(run.nodes) <= self._carrier.connected_nodes | {self._carrier.local_node}:
-                    self._recalled.add(run.id)
-                found = [await asyncio.to_thread(last_commit, self._workers_dir / run.id), *await self._elsewhere(run)]
-                commits = [commit for commit in found if commit is not None]
-                if commits:
-                    last = max(commits, key=lambda commit: commit.step)
-                    self._remember(run.id, last, until=last.step if run.status == "succeeded" else 0)
+        due = [run for run in runs if run.ended and run.spec.kind == "train" and run.id not in self._recalled]
+        for at in range(0, len(due), MAX_RECALLED_AT_ONCE):
+            await asyncio.gather(*(self._recall(run) for run in due[at : at + MAX_RECALLED_AT_ONCE]))
+
+    async def _recall(self, run: Run) -> None:
+        if set(run.nodes) <= self._carrier.connected_nodes | {self._carrier.local_node}:
+            self._recalled.add(run.id)
+        found = [await asyncio.to_thread(last_commit, self._workers_dir / run.id), *await self._elsewhere(run)]
+        commits = [commit for commit in found if commit is not None]
+        if commits:
+            last = max(commits, key=lambda commit: commit.step)
+            self._remember(run.id, last, until=last.step if run.status == "succeeded" else 0)
 
     async def _elsewhere(self, run: Run) -> list[Commit | None]:
         """The newest commits of the last attempt's workers on other nodes, as far as those answer."""
@@ -107,7 +111,7 @@ class ProgressBoard:
             known,
             worker=last.worker,
             generation=last.generation,
-            step=last.step,
+            step=max(known.step, last.step),
             until=max(known.until, until),
             loss=last.loss if last.loss is not None else known.loss,
             phase="done",
