@@ -9,7 +9,7 @@ import pytest
 
 from racimo.act.journal import MemoryJournal
 from racimo.agent.logs import is_notice
-from racimo.agent.protocol import LogPiece, Progress, ProgressBatch, Report, Wait
+from racimo.agent.protocol import LogChunk, LogPiece, Progress, ProgressBatch, ReadLog, Report, Wait
 from racimo.control.hung import name_waiting
 from racimo.control.mirror import LogCopies
 from racimo.control.progress import ProgressBoard
@@ -347,6 +347,28 @@ def test_a_strays_progress_does_not_hide_the_present_attempts(tmp_path: Path) ->
     board._keep(ProgressBatch(number=1, progress=(Progress(worker="r/2/0", step=9),)))
     board._keep(ProgressBatch(number=1, progress=(Progress(worker="r/1/0", step=50), Progress(worker="r/2/1", step=8))))
     assert sorted(one.worker for one in board.of_run("r")) == ["r/2/0", "r/2/1"]
+
+
+def test_how_far_an_ended_run_came_is_learnt_from_its_nodes(tmp_path: Path) -> None:
+    class Carrier:
+        connected_nodes = frozenset({"n2"})
+        local_node = "n1"
+
+        async def request(self, node: str, body: ReadLog) -> LogChunk:
+            assert (node, body.stream) == ("n2", "steps")
+            content = {"r/1/0": b'{"step": 41}\n{"step": 42, "loss": 0.5}\n', "r/1/1": b'{"st'}[body.worker]
+            return LogChunk(offset=0, content=content, ended=True)
+
+    workers = {
+        index: Worker(index=index, attempt=1, node=node, devices=(0,), rank=index, status="exited")
+        for index, node in enumerate(("n2", "n2", "n9"))
+    }
+    run = Run(
+        id="r", spec=RunSpec(train="t.py"), order=1, status="succeeded", attempt=1, workers=workers, nodes=("n2", "n9")
+    )
+    board = ProgressBoard(Carrier(), tmp_path)  # type: ignore[arg-type]
+    asyncio.run(board.recall([run]))
+    assert [(one.worker, one.step, one.loss) for one in board.of_run("r")] == [("r/1/0", 42, 0.5)]
 
 
 def test_copies_hold_the_last_mb_at_its_own_offsets(tmp_path: Path) -> None:
