@@ -4,14 +4,11 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from data import Text
-from workload import Workload
-
 from bench.commits import Commit, step_times_s
 from bench.disturb import Disturber, RacimoTarget, at_steps, whole_again
 from bench.harness import Deadline, Goal, Row, percentile, quick, row, say
 from bench.peers import copy_jobs, scratch
-from bench.pinned import hosts_pinned
+from bench.pinned import Text, Workload, hosts_pinned
 from bench.stage import HostsCluster, several, submit
 from racimo.worker.train.batches import Batches
 

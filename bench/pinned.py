@@ -8,7 +8,10 @@ from bench.peers import ROOT
 for _folder in (ROOT / "examples" / "gpt", ROOT / "bench" / "jobs"):
     sys.path.append(str(_folder))
 
-from workload import Workload  # noqa: E402 - a job's module: it knows its neighbours by bare names
+from data import Text  # noqa: E402 - a job's module: it knows its neighbours by bare names
+from workload import Workload  # noqa: E402
+
+__all__ = ["Text", "Workload", "hosts_pinned", "hundred_megabytes", "pinned", "ten_million"]
 
 
 def pinned(steps: int, seed: int = 0, checkpoint_every: int = 10) -> Workload:
