@@ -123,10 +123,11 @@ class ControlProcess:
         api = Api(
             self.home, self.identity.id, address, self.loop, self.carrier, self.secrets, self.snapshots, self.shut_down
         )
-        names = (parse_address(bind)[0], socket.gethostname()) if bind else ()
-        gate = Gate(Dispatcher(api), self.token, names)
-        # Strangers who fill the open port's connections leave those of this machine alone.
-        server, outer = Server(gate), Server(gate)
+        dispatcher = Dispatcher(api)
+        server = Server(Gate(dispatcher, self.token))
+        # A server of its own: strangers who fill the open port's connections leave those of this machine alone.
+        names = (parse_address(bind)[0],) if bind else ()
+        outer = Server(Gate(dispatcher, self.token, names, socket.gethostname()))
         self.door = LinkDoor(self.home, self.carrier, self._house, outer.protocol)
         event_loop.add_signal_handler(signal.SIGTERM, self._terminate)
         event_loop.add_signal_handler(signal.SIGINT, self._terminate)

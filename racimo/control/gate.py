@@ -29,11 +29,13 @@ log = logging.getLogger("racimo.control.gate")
 class Gate:
     """An ASGI application around another."""
 
-    def __init__(self, app: App, token: str, names: Iterable[str] = ()) -> None:
-        """`names`: by which the API may be asked besides those of loopback."""
+    def __init__(self, app: App, token: str, names: Iterable[str] = (), host: str = "") -> None:
+        """`names`: by which the API may be asked besides those of loopback; `host`: a name that may have any domain
+        behind it."""
         self._app = app
         self._token = token.encode()
-        self._names = LOOPBACK_NAMES | {name.lower() for name in names}
+        self._names = LOOPBACK_NAMES | {name.lower() for name in (*names, host) if name}
+        self._host = host.lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +48,7 @@ class Gate:
             await send(message)
 
         try:
-            check_host(_headers(scope), self._names)
+            check_host(_headers(scope), self._names, self._host)
             if scope["path"] not in OPEN_PATHS:
                 check_caller(_headers(scope), self._token)
             await self._app(scope, receive, watched_send)
@@ -72,14 +74,15 @@ class Gate:
         await send({"type": "http.response.body", "body": body})
 
 
-def check_host(headers: dict[str, str], names: frozenset[str] = LOOPBACK_NAMES) -> None:
+def check_host(headers: dict[str, str], names: frozenset[str] = LOOPBACK_NAMES, host_name: str = "") -> None:
     """Against DNS rebinding: a page of another site, resolved to this machine, names itself in Host and Origin."""
     host = headers.get("host", "")
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
         name = None
-    if name not in names:
+    in_a_domain = bool(host_name) and name is not None and name.startswith(f"{host_name}.")
+    if name not in names and not in_a_domain:
         known = ", ".join(sorted(names))
         raise RacimoError("invalid-request", f"this API answers to {known}, not to {host[:100]!r}")
     origin = headers.get("origin")

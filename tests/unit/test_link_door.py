@@ -13,6 +13,7 @@ import pytest
 from racimo.act.journal import MemoryDisk, MemoryJournal
 from racimo.agent import protocol
 from racimo.agent.frames import encode_frame, read_frame
+from racimo.control.gate import Gate
 from racimo.spec.errors import RacimoError
 from racimo.state import events as ev
 from racimo.version import PROTOCOL_VERSION
@@ -345,3 +346,29 @@ def test_without_a_word_from_a_node_names_are_given_after_a_moment(
     asyncio.run(before())
     monkeypatch.setattr("racimo.control.carrier.MEET_S", 0.3)
     asyncio.run(after())
+
+
+@pytest.mark.parametrize(
+    ("host", "welcome"),
+    [
+        ("10.0.0.1:7700", True),
+        ("head:7700", True),
+        ("HEAD.lab.example:7700", True),
+        ("127.0.0.1:7700", True),
+        ("10.0.0.2:7700", False),
+        ("ahead.example:7700", False),
+        ("localhost.evil.example", False),
+    ],
+)
+def test_the_open_port_answers_to_the_head_s_own_names(host: str, welcome: bool) -> None:
+    async def check() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        transport = httpx.ASGITransport(app=Gate(app, SECRET, ("10.0.0.1",), "head"))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="https://any") as client:
+            answer = await client.get("/healthz", headers={"Host": host})
+            assert answer.status_code == (204 if welcome else 400), answer.text
+
+    asyncio.run(check())
