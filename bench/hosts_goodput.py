@@ -26,7 +26,8 @@ NOTE = (
     "undisturbed: the same run before the first and after the last event. The same drawn events for all: what a peer "
     "does not have (relay, raylet, agent) is its launcher on that host; control process and `scale`, a worker. "
     "Launchers are started again after 1 s. Peers checkpoint every 10 steps to a folder that needs no network; their "
-    "collectives time out after 10 s (torchft: 5 s, as in its example). A torchft step with fewer hosts is less work, and counts"
+    "collectives time out after 10 s (torchft: 5 s, as in its example). A torchft step with fewer hosts is less "
+    "work, and counts"
 )
 
 
