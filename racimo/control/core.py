@@ -11,7 +11,7 @@ from racimo.control.facts import FIRST_EXEC_INDEX, Facts
 from racimo.control.ledger import Clock, stop_effect
 from racimo.control.orders import run_name, worker_order
 from racimo.control.scaling import check_scale
-from racimo.decide import away
+from racimo.decide.away import Away
 from racimo.decide.fit import can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
@@ -131,7 +131,7 @@ class Core(Facts):
     def why(self, run_id: str) -> Reason:
         """Why the run is where it is: the planner's own words. `RacimoError`: `run-unknown`."""
         run = self.run(run_id)
-        reason = away.why(self.state, run, self._now_s()) or self.waits.get(run_id) or run.reason
+        reason = Away(self.state, self._now_s()).why(run) or self.waits.get(run_id) or run.reason
         return reason or Reason(code="submitted", text="submitted; the next decision places it")
 
     def run(self, run_id: str) -> Run:

@@ -1,6 +1,7 @@
 """The one decision: every open run looked at, in order, against the devices that are free."""
 
-from racimo.decide import away, end, heal, pairs, retain
+from racimo.decide import end, heal, pairs, retain
+from racimo.decide.away import Away
 from racimo.decide.decision import Decisions
 from racimo.decide.drain import Drain, draining
 from racimo.decide.fit import PAIR_FRESH_S, Pool
@@ -18,7 +19,8 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
     their node, then down the queue, and what nobody waits for lets elastic runs grow. `now_s` is on the cluster's
     clock; `absent` are nodes that this control process has not heard of since it began: nothing new is placed there.
     """
-    given_up = away.give_up(state, now_s)
+    away = Away(state, now_s)
+    given_up = away.give_up()
     if given_up:
         return Decisions(intents=tuple(given_up))
     steering = _Steering(state, now_s, absent)
@@ -47,10 +49,9 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
                 grown = heal.fill_up(run, pool, heal.target(run), "grows")
                 intents += [grown] if grown is not None else []
     intents += retain.forget(state)
-    due = steering.due
-    waits = {**queue.waits, **away.waits(state, now_s, due)}
+    due = steering.due + ([away.due_s] if away.due_s is not None else [])
     due += [at_s + PAIR_FRESH_S for at_s in state.unreachable.values() if now_s < at_s + PAIR_FRESH_S]
-    return Decisions(intents=tuple(intents), waits=waits, next_due_s=min(due, default=None))
+    return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None))
 
 
 class _Steering:

@@ -131,12 +131,9 @@ class Queue:
         if ask.per_worker > 1:
             needs += f" ({ask.per_worker} on one node for each worker)"
         if self._answering.room(ask) >= run.least:
-            drained = [node.id for node in self._state.nodes.values() if node.draining and node.status == "up"]
-            text = f"needs {needs}, the nodes that are not being drained have {total} ({_names(drained)} drained)"
+            text = f"needs {needs}, the nodes that are not being drained have {total} ({self._drained} drained)"
             return Reason(code="waits-drained", text=text, counts=counts)
-        away = [n.id for n in self._state.nodes.values() if n.status != "up" or n.id in self._absent]
-        text = f"needs {needs}, the nodes that answer have {total}"
-        text += f" ({_names(away)} {'does' if len(away) == 1 else 'do'} not answer)" if away else ""
+        text = f"needs {needs}, the nodes that answer have {total}{self._away}"
         return Reason(code="waits-nodes", text=text, counts=counts)
 
     def _behind(self, ahead: _Blocked) -> Reason:
@@ -152,6 +149,15 @@ class Queue:
     @cached_property
     def _answering(self) -> Pool:
         return Pool.whole(self._state, answering=True, absent=self._absent)
+
+    @cached_property
+    def _drained(self) -> str:
+        return _names([node.id for node in self._state.nodes.values() if node.draining and node.status == "up"])
+
+    @cached_property
+    def _away(self) -> str:
+        away = [n.id for n in self._state.nodes.values() if n.status != "up" or n.id in self._absent]
+        return f" ({_names(away)} {'does' if len(away) == 1 else 'do'} not answer)" if away else ""
 
     @cached_property
     def _holders(self) -> dict[str, int]:

@@ -172,9 +172,13 @@ class World:
     def _command(self) -> RunSpec:
         duration_s, code = self.rng.uniform(0.01, 12), 0 if self.rng.random() < 0.8 else 3
         priority: Priority = self.rng.choice(("low", "normal", "high"))
+        workers = min(self.rng.choice((1, 1, 1, 2)), self.num_devices)
+        # The head's machine is never lost, so there is always a node on which a worker with two devices fits.
+        two_each = workers == 1 and len(self.fleet.machines["node-1"].node.devices) >= 2 and self.rng.random() < 0.2
         return RunSpec(
             command=("work", f"{duration_s:.3f}", str(code)),
-            workers=min(self.rng.choice((1, 1, 1, 2)), self.num_devices),
+            workers=workers,
+            devices="cpu:2" if two_each else "",
             priority=priority,
             retries=self.rng.choice((0, 0, 1, 2)),
         )

@@ -9,14 +9,13 @@ there, steps committed without gaps, nothing held at the end, the state is the f
 
 from collections import Counter
 from collections.abc import Iterable
-from types import SimpleNamespace
 
 import pytest
 
 from racimo.act.journal import MemoryJournal
 from racimo.agent.protocol import AgentEvent
 from racimo.control.core import Core
-from racimo.decide import away, plan
+from racimo.decide import away
 from racimo.sim.checks import Violated, story
 from racimo.sim.control import SimControl
 from racimo.sim.machine import AgentDown, SimMachine
@@ -121,7 +120,7 @@ def test_placing_work_on_nodes_that_do_not_answer_would_be_caught(monkeypatch: p
 
 
 def test_never_giving_a_silent_node_up_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "away", SimpleNamespace(give_up=lambda state, now_s: [], waits=lambda *_: {}))
+    monkeypatch.setattr(away.Away, "give_up", lambda self: [])
     assert breaks()
 
 

@@ -149,6 +149,7 @@ def test_a_run_wholly_on_silent_nodes_keeps_them_until_their_lease_has_ended() -
     run = spread(stage)
     away = node_of(stage, run, 0)
     assert node_of(stage, run, 1) == away, "a gang on one node"
+    assert stage.run(run).elastic
     silent(stage, away)
     stage.turn(after_s=WHOLE_LEASE_S - 1)
     assert stage.run(run).attempt == 1
@@ -345,3 +346,21 @@ def test_an_exact_run_that_would_go_back_to_its_checkpoint_gives_a_lost_node_som
     assert stage.core.why(run).code == "waits-state"
     stage.turn(after_s=HOLDERS_PATIENCE_S)
     assert members(stage, run) == (1,)
+
+
+def test_a_head_that_is_cut_off_leaves_training_elsewhere_alone() -> None:
+    """Nothing could be done better here, and once the others are back their run has lost no step."""
+    stage = hosts(1, 1)
+    run = spread(stage)
+    silent(stage, "n1", "n2")
+    stage.turn(after_s=10 * WHOLE_LEASE_S)
+    assert not stage.intents
+    assert stage.core.next_due_s is None
+    assert "no other machine could take its place" in stage.core.why(run).text
+    for number in (1, 2):
+        stage.core.node_joined(node(1, f"n{number}", address=f"10.0.0.{number}"))
+        mine = [worker.index for worker in stage.run(run).live_workers if worker.node == f"n{number}"]
+        states = [WorkerState(worker=f"{run}/1/{index}", pid=1000 + index, exited=False) for index in mine]
+        stage.core.resync(f"n{number}", states)
+    stage.turn()
+    assert (stage.run(run).attempt, members(stage, run)) == (1, (0, 1))
