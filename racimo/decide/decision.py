@@ -7,7 +7,7 @@ from racimo.state.nouns import Reason
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True):
-    """`waits`: for every run that does not get what it asked for now, why (of nodes that do not answer `Away.why` tells,
+    """`waits`: for every run that does not get what it asked for now, why (of nodes that are away `Away.why` tells,
     with the time as of its asking). `next_due_s`: when time alone may change something, on the cluster's clock; None
     where only an event can."""
 
