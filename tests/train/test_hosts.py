@@ -141,7 +141,8 @@ def test_a_checkpoint_on_local_disks_is_on_two_machines(cluster: Make, home: Pat
     workers = cluster({"nodes": nodes, "until": 12}, program=with_disks, nodes=nodes, checkpoint=EVERY_FIVE)
     workers.run(4)
     assert workers.outcomes == ["finished"] * 4, workers.story()
-    assert steps_on(home, "a") == steps_on(home, "b") == ["step-10", "step-12"]
+    assert "step-12" in steps_on(home, "a")
+    assert "step-12" in steps_on(home, "b")
     assert steps_on(home, "c") == []
 
 

@@ -21,9 +21,9 @@ from racimo.worker.train.messages import Hello
 from racimo.worker.train.stream import Broken, Channel
 
 SLOW_BYTES_PER_S = 150e6
-"""A state streams at most so fast while nothing else is urgent here..."""
-SLOW_BESIDE_EXCHANGE_BYTES_PER_S = 10e6
-"""...and so fast while this worker exchanges gradients."""
+"""What is not urgent goes at most so fast on a connection..."""
+SLOW_BESIDE_URGENT_BYTES_PER_S = 10e6
+"""...and so fast while something urgent waits on any."""
 MAX_STRANGERS = 64
 """Connections that have not yet said who they are; beyond it the oldest is dropped."""
 STRANGER_S = 10.0
@@ -55,7 +55,6 @@ class Courier:
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.key = b""
-        self.in_exchange = False
         self.failed: Exception | None = None
         self._arrivals: dict[tuple[int, str], Channel] = {}
         self._strangers: dict[Channel, float] = {}
@@ -168,7 +167,7 @@ class Courier:
                 self._watch(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
             else:
                 self._watch(channel, selectors.EVENT_READ)
-                if channel.waits_to_write:
+                if channel.has_slow:
                     due_s.append(channel.slow_from_s)
         return max(min(due_s) - now_s, 0.0) if due_s else None
 
@@ -183,9 +182,11 @@ class Courier:
             if mask & selectors.EVENT_READ:
                 channel.read()
             if mask & selectors.EVENT_WRITE:
-                rate = SLOW_BESIDE_EXCHANGE_BYTES_PER_S if self.in_exchange else SLOW_BYTES_PER_S
+                urgent = any(other.has_urgent for other in self._channels)
+                rate = SLOW_BESIDE_URGENT_BYTES_PER_S if urgent else SLOW_BYTES_PER_S
+                had_urgent = channel.has_urgent
                 channel.write(time.monotonic(), rate)
-                if not channel.queued_bytes:
+                if had_urgent and not channel.has_urgent:
                     self._wake()
         except (OSError, Broken) as error:
             # What it had said before stays in its inbox.

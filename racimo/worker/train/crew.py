@@ -115,6 +115,8 @@ class Crew(Position):
 
     def _come_along(self) -> None:
         """Until I am one of the active members, or have the gradient of the next step to replay."""
+        # Those whom I follow end their step before they go on with others, and give me what it brings.
+        self._switchboard.patient = True
         while True:
             try:
                 if not self._together:
@@ -213,6 +215,7 @@ class Crew(Position):
 
     def _part(self) -> None:
         """Nobody goes while another could still need it: all have committed everything, or are gone."""
+        self._switchboard.patient = False
         while True:
             try:
                 if not self._together:
@@ -258,6 +261,7 @@ class Crew(Position):
                     break
                 assert self._switchboard.mesh is not None
                 todo = missing_leaves(self._tree, self._switchboard.mesh, self._ledger, agreed)
+            self._switchboard.patient = True
             while todo and not self._switchboard.outdated:
                 yield self._load(todo.pop(0))
                 if self._buffers is not None:
@@ -271,6 +275,7 @@ class Crew(Position):
             except Regroup:
                 self._switchboard.abandon()
                 todo = None
+        self._switchboard.patient = False
         assert self.outcome is not None
         self._store.hand_out(self.outcome.used)
         seeds.seed_all(seeds.derive("apply", self.batches.seed, self.step))

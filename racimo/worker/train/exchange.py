@@ -47,7 +47,6 @@ def exchange(
     for holding in mine.holdings:
         store.publish(holding.slot)
     store.arena.serving = mesh.number
-    switchboard.courier.in_exchange = True
     switchboard.send(mine, others, payload=lambda rank: _blocks_for(store, mesh, mine.holdings, rank))
     faults.point("contributed", step)
     theirs = switchboard.collect(Contribution, lambda packet: packet.step == step, waiting, step, others)
@@ -78,7 +77,6 @@ def exchange(
         _copy_part(store, mesh, rank)
     _check_serving(mesh)
     store.arena.reduced_step = step + 1
-    switchboard.courier.in_exchange = False
     mesh.enter(outcome)
     return outcome
 

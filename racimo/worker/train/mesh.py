@@ -58,6 +58,10 @@ class Mesh:
         if outcome.generation == self.number:
             self.active = tuple(sorted({*self.active, *outcome.enters}))
 
+    def goes_on_in(self, newer: NewGeneration) -> bool:
+        """Whether a later generation only adds members."""
+        return {member.worker for member in newer.members}.issuperset(self.members)
+
     @property
     def trails(self) -> bool:
         return self.settled and self.rank not in self.active

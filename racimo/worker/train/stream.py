@@ -70,11 +70,10 @@ class Channel:
         self._key = key
         self._dialed = dialed
         self._urgent: deque[list[memoryview]] = deque()
+        self._state: deque[list[memoryview]] = deque()
         self._slow: deque[list[memoryview]] = deque()
         self._sending: list[memoryview] = []
         self._sending_slow = False
-        self._posted_bytes = 0
-        self._sent_bytes = 0
         self._wanted: deque[memoryview] = deque()
         self._then: Callable[[], None] = lambda: None
         self._offered: tuple[StateOffer, int, mmap.mmap] | None = None
@@ -106,7 +105,6 @@ class Channel:
         if not hmac.compare_digest(proof, self._proof(b"accept", self._nonce, theirs)):
             raise Broken("it does not know the key of this attempt")
         self._sending.append(memoryview(self._proof(b"dial", theirs, self._nonce)))
-        self._posted_bytes += _MAC_BYTES
         self.authentic = True
         self._expect_frame()
 
@@ -189,66 +187,75 @@ class Channel:
 
     # Going out
 
-    def post(self, packet: Packet, payload: Sequence[memoryview] = ()) -> None:
-        """From the main thread: the payload must lie still until the receiver has it, or the connection is closed."""
-        self._urgent.append(self._frame(packet, payload))
+    def post(self, packet: Packet, payload: Sequence[memoryview] = (), slow: bool = False) -> None:
+        """From the main thread: the payload must lie still until the receiver has it, or the connection is closed.
+
+        `slow`: behind whatever is urgent, on any connection."""
+        (self._slow if slow else self._urgent).append(self._frame(packet, payload))
 
     def offer_state(self, offer: StateOffer, fd: int) -> None:
-        """From the main thread: streams a state in pieces, behind whatever is urgent."""
+        """From the main thread: streams a state in pieces, behind whatever is urgent and before what else is slow."""
         content = memoryview(mmap.mmap(fd, offer.size_bytes, prot=mmap.PROT_READ))
-        self._slow.append(self._frame(offer, ()))
+        self._state.append(self._frame(offer, ()))
         for offset in range(0, offer.size_bytes, PIECE_BYTES):
-            self._slow.append(self._frame(Piece(offset=offset), [content[offset : offset + PIECE_BYTES]]))
+            self._state.append(self._frame(Piece(offset=offset), [content[offset : offset + PIECE_BYTES]]))
 
     def _frame(self, packet: Packet, payload: Sequence[memoryview]) -> list[memoryview]:
         content = encode(packet)
         assert len(content) <= MAX_PACKET_BYTES, f"{type(packet).__name__} of {len(content)} bytes"
         head = _FRAME.pack(len(content), sum(map(len, payload)))
-        frame = [memoryview(head + content), *(view for view in payload if len(view))]
-        self._posted_bytes += sum(map(len, frame))
-        return frame
+        return [memoryview(head + content), *(view for view in payload if len(view))]
 
     @property
-    def queued_bytes(self) -> int:
-        """Posted and not yet in the kernel's hands."""
-        return self._posted_bytes - self._sent_bytes
+    def slow_bytes(self) -> int:
+        """Posted as slow, of which nothing was sent yet."""
+        return sum(sum(map(len, frame)) for frame in list(self._slow))
+
+    @property
+    def has_urgent(self) -> bool:
+        return bool(self._urgent) or (bool(self._sending) and not self._sending_slow)
+
+    @property
+    def has_slow(self) -> bool:
+        return self.authentic and (
+            bool(self._state) or bool(self._slow) or (bool(self._sending) and self._sending_slow)
+        )
 
     def wants_to_write(self, now_s: float) -> bool:
-        if self._sending or (self._urgent and self.authentic):
+        if self._sending and not self._sending_slow:
             return True
-        return bool(self._slow) and self.authentic and now_s >= self.slow_from_s
-
-    @property
-    def waits_to_write(self) -> bool:
-        """Only pieces of a state are left, and their time has not come."""
-        return bool(self._slow) and not self._sending and not self._urgent
+        return self.authentic and (bool(self._urgent) or (self.has_slow and now_s >= self.slow_from_s))
 
     def write(self, now_s: float, slow_bytes_per_s: float) -> None:
-        """Sends until the kernel takes no more."""
+        """Sends until the kernel takes no more, of what is not urgent a piece."""
         while True:
-            if not self._sending and not self._next_frame(now_s, slow_bytes_per_s):
+            if not self._sending and not self._next_frame(now_s):
                 return
-            waiting = deque(self._sending)
+            # A frame that was begun has to end before what is urgent behind it.
+            slow = self._sending_slow and not self._urgent
+            if slow and now_s < self.slow_from_s:
+                return
             try:
-                count = self.socket.sendmsg(list(islice(waiting, _MOST_VIEWS)))
+                count = self.socket.sendmsg(
+                    _first_bytes(self._sending, PIECE_BYTES) if slow else self._sending[:_MOST_VIEWS]
+                )
             except BlockingIOError:
                 return
-            if self.authentic:
-                self._sent_bytes += count
+            waiting = deque(self._sending)
             _advance(waiting, count)
             self._sending = list(waiting)
+            if slow:
+                self.slow_from_s = now_s + count / slow_bytes_per_s
 
-    def _next_frame(self, now_s: float, slow_bytes_per_s: float) -> bool:
+    def _next_frame(self, now_s: float) -> bool:
         if not self.authentic:
             return False
+        self._sending_slow = not self._urgent
         if self._urgent:
             self._sending = self._urgent.popleft()
-            return True
-        if self._slow and now_s >= self.slow_from_s:
-            self._sending = self._slow.popleft()
-            self.slow_from_s = now_s + sum(map(len, self._sending)) / slow_bytes_per_s
-            return True
-        return False
+        elif (self._state or self._slow) and now_s >= self.slow_from_s:
+            self._sending = (self._state or self._slow).popleft()
+        return bool(self._sending)
 
     # The end
 
@@ -264,8 +271,19 @@ class Channel:
             self._offered = None
         self._wanted.clear()
         self._urgent.clear()
+        self._state.clear()
         self._slow.clear()
         self._sending = []
+
+
+def _first_bytes(views: Sequence[memoryview], most_bytes: int) -> list[memoryview]:
+    found = []
+    for view in views:
+        found.append(view[:most_bytes])
+        most_bytes -= len(found[-1])
+        if most_bytes <= 0:
+            break
+    return found
 
 
 def _advance(views: deque[memoryview], count: int) -> None:

@@ -42,6 +42,9 @@ class Switchboard:
         self.lost: frozenset[int] = frozenset()
         """Indices of workers on other machines whose connection ended before the generation did."""
         self.unreachable: set[int] = set()
+        self.patient = False
+        """Whether a newer generation may wait if all members of the present one are in it too: nobody waits in vain,
+        and nothing on its way is lost."""
         self.link = link
         self.listener = listener
         self._arena = arena
@@ -56,12 +59,13 @@ class Switchboard:
             return True
         if newest is None or newest is mesh.generation:
             return False
-        return newest.number > mesh.number or not mesh.settled
+        if newest.number == mesh.number:
+            return not mesh.settled
+        return not (mesh.settled and self.patient and mesh.goes_on_in(newest))
 
     def abandon(self) -> None:
         """Leaves the present generation. From here on my blocks may change, so peers must not trust what they read."""
         self._arena.serving = 0
-        self.courier.in_exchange = False
         if self.mesh is None:
             return
         for peer in self.mesh.peers.values():
@@ -86,8 +90,11 @@ class Switchboard:
         ranks: Sequence[int] | None = None,
         fd: int | None = None,
         payload: Payload = lambda rank: (),
+        slow: bool = False,
     ) -> None:
-        """Sends to the given ranks, or to all peers. A peer that is gone is noticed where its answer is awaited."""
+        """Sends to the given ranks, or to all peers. A peer that is gone is noticed where its answer is awaited.
+
+        `slow`: between machines it goes behind whatever is urgent."""
         assert self.mesh is not None
         content = encode(packet)
         assert len(content) <= MAX_PACKET_BYTES, f"{type(packet).__name__} of {len(content)} bytes"
@@ -95,7 +102,7 @@ class Switchboard:
         peers = [self.mesh.peers[rank] for rank in (self.mesh.peers if ranks is None else ranks)]
         for peer in peers:
             if peer.channel is not None and not peer.gone:
-                peer.channel.post(packet, payload(peer.rank))
+                peer.channel.post(packet, payload(peer.rank), slow)
                 self.courier.go()
         for peer in peers:
             if peer.channel is None:
@@ -123,7 +130,7 @@ class Switchboard:
         until_s = time.monotonic() + FLUSH_S
         while mesh is not None and time.monotonic() < until_s:
             channels = [peer.channel for peer in mesh.peers.values() if peer.channel is not None and not peer.gone]
-            if not any(channel.queued_bytes for channel in channels):
+            if not any(channel.has_urgent for channel in channels):
                 return
             self._pump_once({}, None, max(until_s - time.monotonic(), 0.0))
 

@@ -207,13 +207,13 @@ def feed(switchboard: Switchboard, store: Store, mesh: Mesh, outcome: Outcome) -
         num_parts=num_parts,
         outcome=outcome if mesh.rank == mesh.lead else None,
     )
-    far = {peer.rank: peer.channel.queued_bytes for peer in trailing if peer.channel is not None}
+    far = {peer.rank: peer.channel.slow_bytes for peer in trailing if peer.channel is not None}
     fed = [rank for rank, queued in far.items() if queued <= MAX_QUEUED_BYTES]
     if fed:
         copy = raw([tensor.clone() for tensor in part])
-        switchboard.send(packet, fed, payload=lambda _: copy)
+        switchboard.send(packet, fed, payload=lambda _: copy, slow=True)
     left_out = [rank for rank in far if rank not in fed]
-    switchboard.send(msgspec.structs.replace(packet, num_parts=0), left_out)
+    switchboard.send(msgspec.structs.replace(packet, num_parts=0), left_out, slow=True)
     here = [peer.rank for peer in trailing if not peer.remote]
     if here:
         fd = _sealed_part(part)
