@@ -49,19 +49,25 @@ class Silence:
                 self._drop_forgotten(now_s)
 
     async def _look_for_silence(self, now_s: float) -> None:
-        for channel in list(self._channels.values()):
+        fallen: list[Channel] = []
+        for channel in self._channels.values():
             if channel.look_at_s > now_s:
                 continue
             left_s = _allowed_s(channel) - _quiet_s(channel, now_s)
             if left_s > 0:
                 channel.look_at_s = now_s + left_s
-                continue
+            else:
+                fallen.append(channel)
+        if any(channel.client is not None for channel in fallen):
+            # Nodes behind one cut cable beat last within one interval: all of them now, not one after the other.
+            fallen += [channel for channel in self._channels.values() if _falls_with(channel, now_s)]
+        for channel in fallen:
             channel.look_at_s = math.inf
             channel.said_silent = True
-            node = channel.node
             if channel.client is not None:
                 channel.client.abort()  # it dials again, and that is how it is found to be back
-            await self._tell(lambda core, node=node: core.node_silent(node))  # type: ignore[misc]
+        if fallen:
+            await self._tell(lambda core: _silence(core, fallen))
 
     async def _look_for_stuck(self) -> None:
         """Says it until the core takes it: what nobody who answers vouches for is dropped there."""
@@ -122,6 +128,17 @@ def _quiet_s(channel: Channel, now_s: float) -> float:
         return quiet_s
     # Parts of a long answer, or what came while this process itself was kept from running, are signs of life too.
     return min(quiet_s, client.last_byte_ago_s())
+
+
+def _silence(core: Core, fallen: list[Channel]) -> None:
+    for channel in fallen:
+        core.node_silent(channel.node)
+
+
+def _falls_with(channel: Channel, now_s: float) -> bool:
+    """A link that another's silence makes suspect: its beat is late as well."""
+    suspect = channel.client is not None and channel.is_link and now_s < channel.look_at_s < math.inf
+    return suspect and _quiet_s(channel, now_s) > _allowed_s(channel) - channel.promise_s
 
 
 def _allowed_s(channel: Channel) -> float:

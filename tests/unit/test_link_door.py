@@ -147,6 +147,31 @@ def test_an_agent_that_says_nothing_is_silent_though_its_link_stands(
     play(check)
 
 
+def test_nodes_behind_one_cut_cable_fall_silent_together(
+    play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("racimo.control.carrier_silence.SILENT_AFTER_S", 0.8)
+    monkeypatch.setattr("racimo.control.carrier_silence.SILENT_BEATS", 1)
+
+    async def check(stage: CarrierStage) -> None:
+        others = [LinkedAgent(stage.home, stage.bind, node=node) for node in ("n3", "n4")]
+        for agent in others:
+            await agent.listen()
+        await stage.until_nodes(n2="up", n3="up", n4="up")
+        assert isinstance(stage.agent, LinkedAgent)
+        stage.agent.beating = False
+        await asyncio.sleep(0.2)
+        others[0].beating = False
+        await stage.until_nodes(n2="silent", n3="silent")
+        assert stage.core.state.nodes["n4"].status == "up"
+        times = [one.at_s for one in stage.core.store.records() if isinstance(one.event, ev.NodeSilent)]
+        assert max(times) - min(times) < 0.05, times
+        for agent in others:
+            await agent.die()
+
+    play(check)
+
+
 def test_no_link_is_silent_while_bytes_of_an_answer_arrive(
     play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
