@@ -19,6 +19,7 @@ from racimo.agent.frames import encode_frame, read_frame
 from racimo.agent.lease import Lease
 from racimo.agent.pulse import Pulse
 from racimo.agent.uplink import Uplink, own_address
+from racimo.decide import away
 from racimo.spec.config import JoinConfig, LinkState
 from racimo.spec.home import Home
 from racimo.state.nouns import Node
@@ -274,3 +275,8 @@ def test_a_wait_that_lasts_is_beaten_at_once_and_a_short_one_is_not(monkeypatch:
         waits.close()
 
     asyncio.run(check())
+
+
+def test_control_waits_longer_for_a_lease_than_the_agent_does() -> None:
+    assert away.LEASE_S == leases.LEASE_S
+    assert away.LEASE_MARGIN_S > 2 * leases.LOOK_EVERY_S
