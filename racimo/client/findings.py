@@ -249,7 +249,7 @@ def _is_meant(home: Home, place: str, role: str) -> bool:
     if role == "control":
         return bool(bind) and (address, int(port)) == parse_address(bind)
     several = bool(bind) or home.join_file.exists()
-    return several and (role == "ray" or (role == "agent" and int(port) in PEER_PORTS))
+    return several and (role.startswith("ray") or (role == "agent" and int(port) in PEER_PORTS))
 
 
 def journal(home: Home) -> list[Finding]:

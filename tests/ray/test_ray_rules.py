@@ -99,6 +99,12 @@ def test_a_home_without_an_address_for_others_has_no_place_in_ray(tmp_path: Path
         read_place(Home(tmp_path))
 
 
+def test_a_cluster_on_loopback_has_an_address_that_ray_leaves_as_it_is(tmp_path: Path) -> None:
+    Home(tmp_path).config_file.write_text('{"bind": "127.0.0.1:7700", "carrier": "ray"}')
+    found = read_place(Home(tmp_path))
+    assert (found.cluster, found.address, found.own_host) == ("127.0.0.1:7700", "127.0.0.2:7800", "127.0.0.2")
+
+
 def test_notes_come_once_ray_has_been_away_for_a_while_and_only_then(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.node_dir.mkdir()

@@ -75,19 +75,26 @@ def read_place(home: Home) -> Place:
     if not cluster:
         raise RacimoError("start-failed", "this cluster has no address for other machines", "racimo up --bind ADDRESS")
     host, port = parse_address(cluster)
-    own = host if joined is None else joined.address_of_this_node or _own_address_towards(host)
-    return Place(is_head=joined is None, cluster=cluster, head_host=host, head_port=ray_port(port), own_host=own)
+    head, towards_head = _addresses(host)
+    own = head if joined is None else _for_ray(joined.address_of_this_node or towards_head)
+    return Place(is_head=joined is None, cluster=cluster, head_host=head, head_port=ray_port(port), own_host=own)
 
 
-def _own_address_towards(host: str) -> str:
-    """The address that this machine shows to that host (nothing is sent). `RacimoError` if there is no way to it."""
+def _addresses(host: str) -> tuple[str, str]:
+    """The IP of that host, and the one that this machine shows to it (nothing is sent). `RacimoError` if there is no
+    way to it."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
-            return str(probe.getsockname()[0])
+            return _for_ray(str(address[0])), str(probe.getsockname()[0])
     except OSError as error:
         raise RacimoError("unreachable", f"there is no way from here to {host} ({error.strerror})") from error
+
+
+def _for_ray(host: str) -> str:
+    """Ray puts the address of some interface in the place of 127.0.0.1, and of no other one of this machine's own."""
+    return "127.0.0.2" if host == "127.0.0.1" else host
 
 
 def write_ray_token(home: Home) -> Path:
