@@ -84,6 +84,7 @@ class Disturber:
                 workers = self.random.choice(SCALES)
                 return f"scale to {workers}" if self._cut is None and self.target.scale(workers) else ""
             case _:
+                host = self.hosts[0] if kind == "control" else host
                 if not self.target.kill(kind, host):
                     return ""
         return f"{kind} {host.name}"
