@@ -43,7 +43,7 @@ class Queue:
         ask = ask_of(run, frozenset(self._blocked))
         ahead = self._blocked.get(ask.kind) or self._blocked.get("")
         if run.status == "running" and run.generation is None:
-            self._complete(run, ask, None if ahead is None else self._behind(ahead))
+            self._complete(run)
         elif ahead is not None:
             self.waits[run.id] = self._behind(ahead)
         elif run.status == "running":
@@ -83,12 +83,13 @@ class Queue:
         if lacking > 0:
             self._wait(run, lacking, ask)
 
-    def _complete(self, run: Run, ask: Ask, wait: Reason | None) -> None:
-        """A gang of which some died before it could begin: whole again at once, or all over from its place in the
-        queue. Two that kept what they have and waited for the rest could wait for each other for ever."""
-        chosen = self._pool.choose(ask, run.least - len(heal.staying(run)))
-        if wait is None and sum(count for _, count in chosen) >= run.least - len(heal.staying(run)):
-            self._fill(run, ask)
+    def _complete(self, run: Run) -> None:
+        """A gang of which some died before it could begin: whole again at once, whoever waits, or all over from its
+        place in the queue. Two that kept what they have and waited for the rest could wait for each other for ever."""
+        num_lacking = run.least - len(heal.staying(run))
+        if sum(count for _, count in self._pool.choose(ask_of(run), num_lacking)) >= num_lacking:
+            planned = heal.fill_up(run, self._pool, run.least, "fills-up")
+            self.intents += [planned] if planned is not None else []
             return
         live = [worker.index for worker in run.live_workers if worker.leaving != "abort"]
         text = f"{len(heal.staying(run))} of its {run.least} workers are left before it began, and devices for the rest"

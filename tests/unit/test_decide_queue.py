@@ -141,25 +141,34 @@ def test_a_gang_that_lost_workers_before_it_began_does_not_hold_the_rest_for_eve
     kueue#2821: who had to give way was let in first, and the high priority never ran. kueue#3779: in and out, for ever.
     """
     stage = Stage(node(1, "a"), node(1, "b"), node(1, "c"))
-    waiting = stage.command(workers=3)
-    stage.started(waiting)
     run = stage.train(2)
-    for index in range(3):
-        stage.exit(waiting, index, turn=False)
-    stage.turn()
+    other = stage.command()
+    older = stage.command(workers=2, priority="high")
     stage.started(run)
     stage.ready(run, 0)
-    older = stage.command(workers=3, priority="high")
-    stage.exit(run, 1, "killed")
-    stage.turn(after_s=1)
+    gone = stage.run(run).workers[1].node
+    stage.core.node_silent(gone)
+    stage.core.forget_node(gone, confirm_dead=True)
+    stage.turn()
     leaving = stage.only(ev.WorkersLeaving)
     assert (leaving.how, leaving.indices, leaving.reason.code) == ("abort", (0,), "begins-anew")
     stage.exit(run, 0, "killed")
-    assert stage.run(older).status == "running"
     for _ in range(5):
         stage.turn(after_s=30)
         assert not stage.intents, "it queues, and nobody is moved about"
-    assert stage.run(run).status == "queued"
+    stage.exit(other, 0)
+    assert (stage.run(older).status, stage.run(run).status) == ("running", "queued")
+
+
+def test_a_gang_that_lost_a_worker_before_it_began_gets_its_device_again_whoever_waits() -> None:
+    stage = Stage(node(2))
+    run = stage.train(2)
+    stage.command(workers=2, priority="high")
+    stage.started(run)
+    stage.ready(run, 0)
+    stage.exit(run, 1, "killed")
+    stage.turn(after_s=1)
+    assert stage.only(ev.WorkersPlanned).run == run
 
 
 def test_a_run_whose_node_was_lost_keeps_its_place_before_later_ones() -> None:
