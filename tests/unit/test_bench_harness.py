@@ -1,11 +1,13 @@
 """The arithmetic behind every published number."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench.__main__ import BENCHMARKS
 from bench.commits import Commit, first_commits, new_step_after_s, read_commits, redone_steps, step_times_s
 from bench.harness import Deadline, Goal, alternate, percentile, ratios, row, spread, write_rows
 
@@ -111,3 +113,8 @@ def test_a_line_that_a_killed_worker_left_torn_is_left_out(tmp_path: Path) -> No
     path.write_text('{"step": 1, "t": 1.5, "shards": [0, 1], "generation": 1, "loss": 2.0}\n{"step": 2, "t"')
     (found,) = read_commits([path])
     assert (found.step, found.t, found.shards, found.worker) == (1, 1.5, (0, 1), str(tmp_path))
+
+
+def test_every_benchmark_can_be_loaded() -> None:
+    for name in BENCHMARKS:
+        assert callable(importlib.import_module(f"bench.{name.replace('-', '_')}").run), name
