@@ -119,20 +119,35 @@ def fetch_certificate(address: str, pin: str, timeout_s: float = FETCH_TIMEOUT_S
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # compared with the pin below instead
+    connected = False
     try:
-        with (
-            socket.create_connection((host, port), timeout_s) as plain,
-            context.wrap_socket(plain, server_hostname=None) as wrapped,
-        ):
-            shown = wrapped.getpeercert(binary_form=True) or b""
+        with socket.create_connection((host, port), timeout_s) as plain:
+            connected = True
+            with context.wrap_socket(plain, server_hostname=None) as wrapped:
+                shown = wrapped.getpeercert(binary_form=True) or b""
     except ssl.SSLError as error:
         message = f"{address} answers, but not with TLS: {error.reason or error}"
         raise RacimoError("unreachable", message, "racimo up   # on the head shows its address") from error
     except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno) if error.errno else error
-        message = f"no cluster answers at {address} ({why}; waited up to {timeout_s:g} s)"
-        raise RacimoError("unreachable", message, f"nc -vz {host} {port}   # is the port open from here?") from error
+        raise _unreachable(address, error, timeout_s, connected=connected) from error
     if not hmac.compare_digest(hashlib.sha256(shown).hexdigest(), pin):
         message = f"{address} shows another certificate than the token names: it is another cluster, or was set up anew"
         raise RacimoError("certificate-mismatch", message, "racimo up   # on the head shows the line to paste")
     return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+
+def _unreachable(address: str, error: OSError, timeout_s: float, *, connected: bool) -> RacimoError:
+    """In the words of how far it came: no address for the name, no connection, or one on which nothing was said."""
+    host, port = parse_address(address)
+    if isinstance(error, socket.gaierror):
+        message = f"{host} has no address here: {error.strerror}"
+        return RacimoError("unreachable", message, f"getent hosts {host}   # or give the head's IP")
+    if connected:
+        what = "says nothing" if isinstance(error, TimeoutError) else "hangs up"
+        message = f"something takes connections at {address} but {what} (waited up to {timeout_s:g} s)"
+        return RacimoError(
+            "unreachable", message, "racimo up   # on the head shows its address, racimo check its state"
+        )
+    why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno) if error.errno else error
+    message = f"no cluster answers at {address} ({why}; waited up to {timeout_s:g} s)"
+    return RacimoError("unreachable", message, f"nc -vz {host} {port}   # is the port open from here?")

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import shlex
 import socket
 
 from racimo.spec.config import Token, join_address, parse_address, read_config
@@ -26,7 +27,7 @@ def checked_bind(text: str) -> str:
             "invalid-request",
             f"--bind {host} would be every network of this machine; name the one address that the others should use:"
             f" {own_addresses_words()}",
-            f"racimo up --bind {_likely_address()}",
+            f"racimo up --bind {likely_address()}",
         )
     return join_address(str(address), port)
 
@@ -38,7 +39,7 @@ def check_bind(home: Home, bind: str) -> None:
         raise RacimoError(
             "invalid-request",
             f"{host} is no address of this machine (the wrong network interface?); it has {own_addresses_words()}",
-            f"racimo up --bind {_likely_address()}",
+            f"racimo up --bind {likely_address()}",
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -103,7 +104,7 @@ def own_addresses_words() -> str:
     return ", ".join(f"{address} ({interface})" for interface, address in found) or "none but loopback"
 
 
-def _likely_address() -> str:
+def likely_address() -> str:
     """The address from which most others are reached: that of the default route, else the first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -116,11 +117,11 @@ def _likely_address() -> str:
 
 def join_line(home: Home) -> str:
     """What to paste on another machine; "" where none can reach this one. The secret never is an argument: `echo` is
-    the shell's own."""
+    the shell's own. Quoted where a shell would take the brackets of IPv6 for a pattern."""
     bind = read_config(home).bind
     if not bind:
         return ""
-    return f"echo {shared_token(home)} | racimo join {bind} --token-file -"
+    return f"echo {shared_token(home)} | racimo join {shlex.quote(bind)} --token-file -"
 
 
 def shared_token(home: Home) -> Token:

@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 
 from racimo.act import guardian
-from racimo.act.versions import own_versions, version_problem
+from racimo.act.versions import minor_of, own_versions, version_problem
 from racimo.agent.uplink import own_address
-from racimo.client.binding import own_addresses, own_addresses_words
+from racimo.client.binding import likely_address, own_addresses, own_addresses_words
 from racimo.client.discovery import Endpoint, supervisor_alive
 from racimo.client.ending import await_gone, end_services, signal_process
 from racimo.client.findings import LOW_DISK_BYTES
+from racimo.client.interrupts import turn, uninterrupted
 from racimo.client.probing import ask
 from racimo.client.say import Say
 from racimo.client.waiting import await_node, own_node
@@ -68,10 +69,11 @@ class Joined(msgspec.Struct, frozen=True):
 
 def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined:
     """Joins the cluster at `address` (`IP[:PORT]`) and returns once its control process has this node. Whatever cannot
-    be is found before anything is started; what fails, or is interrupted, leaves nothing behind.
+    be is found before anything is started; what fails, or is interrupted, leaves nothing behind. Joins of one home, or
+    to one head, are one at a time on a machine: the second sees what has become of the first.
 
     `RacimoError`: `unreachable`, `certificate-mismatch`, `unauthorized`, `version-mismatch`, `clock-off`, `disk-full`,
-    `join-refused`, `invalid-request`, and what `check_joined_home` raises.
+    `join-refused`, `invalid-request`, `busy`, and what `check_joined_home` raises.
     """
     host, port = parse_address(address)
     head = join_address(host, port)
@@ -82,15 +84,16 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
             "this token has no certificate's pin, so a machine elsewhere cannot know whom it speaks to",
             "racimo up --bind IP   # on the head shows the line to paste",
         )
-    _refuse_home(home, head, token)
-    endpoint = _endpoint(head, token)
-    cluster, nodes = _ask_head(endpoint)
-    _refuse_machine(home, cluster)
-    _refuse_twice(home, head, nodes, wish)
-    say(f"the head at {head} welcomes this machine")
-    with _undone_on_failure(home):
-        _write_home(home, head, token, wish, cluster, endpoint)
-        return _start(home, say)
+    with turn(f"join {head}", "racimo join", say), turn(f"join in {home.root}", "racimo join", say):
+        _refuse_home(home, head, token)
+        endpoint = _endpoint(head, token)
+        cluster, nodes = _ask_head(endpoint)
+        _refuse_machine(home, cluster)
+        _refuse_twice(home, head, nodes, wish)
+        say(f"the head at {head} welcomes this machine")
+        with _undone_on_failure(home):
+            _write_home(home, head, token, wish, cluster, endpoint)
+            return _start(home, say)
 
 
 def start_again(home: Home, say: Say, *, slots: int | None = None, price: float | None = None) -> Joined | None:
@@ -132,6 +135,7 @@ def _check_wish(wish: Wish) -> None:
             "invalid-request",
             f"{wish.address} is no address of this machine (the wrong network interface?); it has"
             f" {own_addresses_words()}",
+            f"racimo join ... --address {likely_address()}   # or without --address",
         )
 
 
@@ -181,9 +185,7 @@ def _ask_head(endpoint: Endpoint) -> tuple[ClusterView, list[Node]]:
             ) from None
         raise
     if problem := version_problem(cluster.versions, own_versions()):
-        versions = " ".join(f"{name}=={version}" for name, version in cluster.versions.items() if name == "torch")
-        hint = f"pip install {versions}   # here, in a Python {cluster.versions.get('python', '')}"
-        raise RacimoError("version-mismatch", problem, hint)
+        raise RacimoError("version-mismatch", problem, _cure_of_versions(cluster.versions))
     ahead_s = began_wall_s + took_s / 2 - cluster.wall_s
     if cluster.wall_s and abs(ahead_s) > CLOCK_MOST_S:
         off = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'}"
@@ -191,6 +193,15 @@ def _ask_head(endpoint: Endpoint) -> tuple[ClusterView, list[Node]]:
             "clock-off", f"this machine's clock is {off} that of the head", "timedatectl set-ntp true   # on both"
         )
     return cluster, nodes
+
+
+def _cure_of_versions(head: dict[str, str]) -> str:
+    """What to type here for the minor versions of the head: of torch, or of Python and all in it."""
+    python, torch = minor_of(head.get("python", "")), f"torch=={minor_of(head.get('torch', ''))}.*"
+    if python == minor_of(own_versions()["python"]):
+        return f"pip install '{torch}'   # here"
+    packages = f"racimo=={head.get('racimo', '')}" + (f" '{torch}'" if "torch" in head else "")
+    return f"python{python} -m venv racimo-venv && racimo-venv/bin/pip install {packages}   # here, then join with it"
 
 
 def _refuse_machine(home: Home, cluster: ClusterView) -> None:
@@ -237,11 +248,12 @@ def _undone_on_failure(home: Home) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if supervisor_alive(home):
-            end_services(home)
-        forget_cluster(home)
-        if fresh:
-            shutil.rmtree(home.root, ignore_errors=True)
+        with uninterrupted():
+            if supervisor_alive(home):
+                end_services(home)
+            forget_cluster(home)
+            if fresh:
+                shutil.rmtree(home.root, ignore_errors=True)
         raise
 
 
@@ -253,13 +265,14 @@ def _as_before_on_failure(home: Home) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for path, content in before.items():
-            write_private(path, content)
-        if not was_running and supervisor_alive(home):
-            end_services(home)
-        agent = guardian.read_live(home.root, "agent")
-        if agent is not None:
-            signal_process(agent, signal.SIGTERM)
+        with uninterrupted():
+            for path, content in before.items():
+                write_private(path, content)
+            if not was_running and supervisor_alive(home):
+                end_services(home)
+            agent = guardian.read_live(home.root, "agent")
+            if agent is not None:
+                signal_process(agent, signal.SIGTERM)
         raise
 
 

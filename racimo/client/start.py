@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 
 from racimo.act import guardian
-from racimo.client.binding import check_bind, checked_bind, join_line
+from racimo.client.binding import check_bind, checked_bind, join_line, shared_token
 from racimo.client.discovery import local_endpoint, supervisor_alive
 from racimo.client.ending import DOWN_LIMIT_S, await_gone, end_services, signal_process
+from racimo.client.interrupts import uninterrupted
 from racimo.client.probing import nodes_of
 from racimo.client.say import Say
 from racimo.client.waiting import await_door, await_node, own_node
@@ -23,6 +24,7 @@ from racimo.state.nouns import Node
 
 MAX_SLOTS = 4096
 DEFAULT_CARRIER: CarrierKind = "ray"
+DOOR_LOOK_S = 2.0
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ def up(
     if supervisor_alive(home):
         cluster = await_node(home, None, say)
         _refuse_other_slots(old, slots, home)
-        if new != old:
+        if new != old or (bind is not None and not _door_is_open(home, new.bind)):
             cluster = _change(home, old, new, say)
         return Started(cluster, False, join_line(home))
     prepare_home(home)
@@ -108,6 +110,7 @@ def prepare_home(home: Home) -> None:
     from racimo.control.home_check import check_home
 
     check_home(home)
+    _clear_of_half_a_join(home)
     try:
         for folder in (home.root, home.service_logs_dir, home.processes_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,6 +118,14 @@ def prepare_home(home: Home) -> None:
             write_private(home.token_file, secrets.token_urlsafe(32).encode())
     except OSError as error:
         raise RacimoError("start-failed", f"cannot write in {home.root}: {error.strerror}") from None
+
+
+def _clear_of_half_a_join(home: Home) -> None:
+    """A `join` that was killed before it was one leaves the other cluster's token: no secret for one of our own."""
+    from racimo.client.joining import forget_cluster
+
+    if home.token_file.exists() and not home.journal_file.exists() and ":" in home.token_file.read_text():
+        forget_cluster(home)
 
 
 def _refuse_other_slots(config: ClusterConfig, slots: int | None, home: Home) -> None:
@@ -133,7 +144,7 @@ def _refuse_other_slots(config: ClusterConfig, slots: int | None, home: Home) ->
 def _change(home: Home, old: ClusterConfig, new: ClusterConfig, say: Say) -> ClusterView:
     """The services that a change concerns start anew with it; what runs goes on meanwhile. A change that cannot be is
     taken back."""
-    reachable = (new.bind, new.carrier) != (old.bind, old.carrier)
+    reachable = new == old or (new.bind, new.carrier) != (old.bind, old.carrier)
     if new.bind != old.bind:
         _refuse_while_others_dial(home, old)
         check_bind(home, new.bind)
@@ -144,9 +155,22 @@ def _change(home: Home, old: ClusterConfig, new: ClusterConfig, say: Say) -> Clu
         await_door(home, new.bind)
         return cluster
     except BaseException:
-        write_private(home.config_file, msgspec.json.encode(old))
-        _start_anew(home, ("control", "agent") if reachable else ("agent",))
+        with uninterrupted():
+            write_private(home.config_file, msgspec.json.encode(old))
+            _start_anew(home, ("control", "agent") if reachable else ("agent",))
         raise
+
+
+def _door_is_open(home: Home, bind: str) -> bool:
+    """Whether others reach the control process where the home says. Not so after an `up --bind` that was killed between
+    its writing and its doing."""
+    from racimo.act.tls import fetch_certificate
+
+    try:
+        fetch_certificate(bind, shared_token(home).pin, DOOR_LOOK_S)
+    except RacimoError:
+        return False
+    return True
 
 
 def _refuse_while_others_dial(home: Home, old: ClusterConfig) -> None:
@@ -186,8 +210,9 @@ def start_and_await(home: Home, say: Say) -> ClusterView:
     try:
         return await_node(home, pidfd, say)
     except BaseException:
-        if supervisor_alive(home):
-            end_services(home)
+        with uninterrupted():
+            if supervisor_alive(home):
+                end_services(home)
         raise
     finally:
         os.close(pidfd)

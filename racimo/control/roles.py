@@ -26,6 +26,11 @@ def roles_of(root: str) -> list[str]:
     return ["agent", "control", *(["ray"] if config.get("bind") and config.get("carrier") == "ray" else [])]
 
 
+def has_joined(root: str) -> bool:
+    """Whether this home is a node of another machine's cluster."""
+    return os.path.exists(os.path.join(root, "join.json"))
+
+
 def agent_arguments(root: str) -> list[str]:
     """What `racimo up` or `join` was told (config.json), as options of the agent."""
     config = read_json(root, "config.json") or {}

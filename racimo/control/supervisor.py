@@ -19,7 +19,15 @@ import sys
 import time
 
 from racimo.act import guardian
-from racimo.control.roles import AGENT_BY_ITSELF_S, END_FIRST, END_MOST_S, RAY_DELAY_MOST_S, program_of, roles_of
+from racimo.control.roles import (
+    AGENT_BY_ITSELF_S,
+    END_FIRST,
+    END_MOST_S,
+    RAY_DELAY_MOST_S,
+    has_joined,
+    program_of,
+    roles_of,
+)
 from racimo.control.supervisor_log import bound_own_log, last_line, rotate, say
 
 # Paths and output by os.* throughout: pathlib and logging would double this process's size.
@@ -55,6 +63,7 @@ class Supervisor:
         self.services = {role: Service(role) for role in roles_of(root)}
         self.leaving: list[Service] = []
         """Services that the home no longer names, told to end."""
+        self.joined = has_joined(root)
         self.ever_stable = False
         self.exit_codes: dict[int, int] = {}
         """Wait statuses of children that were reaped, until their pidfd has been looked at."""
@@ -94,7 +103,12 @@ class Supervisor:
         return EXIT_REFUSED if refused else 0
 
     def follow_home(self) -> None:
-        """Takes on the services that the home has come to name, and lets go of those that it no longer does."""
+        """Takes on the services that the home has come to name, and lets go of those that it no longer does. A machine
+        that is no longer a node does not become a head by that: it ends."""
+        if self.joined and not has_joined(self.root):
+            say("this home has left its cluster")
+            self.ask_for_end()
+            return
         roles = roles_of(self.root)
         for role in roles:
             if role not in self.services:

@@ -1,5 +1,6 @@
 """What a home says of its machine's place in a cluster: `config.json`, `join.json`, `cluster.json`; and tokens."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -81,8 +82,10 @@ def parse_token(text: str) -> Token:
 
 
 def parse_address(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """`10.0.0.1`, `10.0.0.1:7700`, `head.example`, `[::1]:7700`. `RacimoError` invalid-request."""
+    """`10.0.0.1`, `10.0.0.1:7700`, `head.example`, `[::1]:7700`, `::1`. `RacimoError` invalid-request."""
     text = text.strip()
+    if _is_ipv6(text):
+        text = f"[{text}]"
     if text.startswith("["):
         host, bracket, port = text[1:].partition("]")
         port = port.removeprefix(":")
@@ -93,6 +96,13 @@ def parse_address(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, 
     if not sound or not re.fullmatch(r"[0-9]{0,5}", port) or not 0 < int(port or default_port) < 65536:
         raise RacimoError("invalid-request", f"an address is IP or IP:PORT such as 10.0.0.1:7700, not {text[:100]!r}")
     return host, int(port or default_port)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6 and "%" not in text
+    except ValueError:
+        return False
 
 
 def join_address(host: str, port: int) -> str:

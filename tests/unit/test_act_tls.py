@@ -1,6 +1,7 @@
 """Certificates that are known by their pin."""
 
 import asyncio
+import socket
 import ssl
 import stat
 from collections.abc import Callable
@@ -79,6 +80,19 @@ def test_who_answers_without_tls_or_not_at_all_is_unreachable(tmp_path: Path) ->
     with pytest.raises(RacimoError) as caught:
         fetch_certificate("127.0.0.1:1", "0" * 64)
     assert caught.value.code == "unreachable" and "127.0.0.1:1" in caught.value.message
+
+
+def test_who_takes_the_connection_and_says_nothing_is_told_from_who_does_not_take_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as tarpit, pytest.raises(RacimoError) as caught:
+        fetch_certificate(f"127.0.0.1:{tarpit.getsockname()[1]}", "0" * 64, 0.1)
+    assert caught.value.code == "unreachable" and "takes connections" in caught.value.message
+    assert "says nothing (waited up to 0.1 s)" in caught.value.message
+
+
+def test_a_name_without_an_address_is_named() -> None:
+    with pytest.raises(RacimoError) as caught:
+        fetch_certificate("no-such-host.invalid:7700", "0" * 64)
+    assert "no-such-host.invalid has no address here" in caught.value.message and "getent" in caught.value.hint
 
 
 def test_what_is_no_certificate_has_no_pin() -> None:

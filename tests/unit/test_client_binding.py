@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from racimo.act.tls import make_certificate
 from racimo.client import binding
-from racimo.client.binding import check_bind, checked_bind
+from racimo.client.binding import check_bind, checked_bind, join_line
 from racimo.spec.config import Token, join_address, parse_address, parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -70,6 +71,17 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["10.0.0.1:80", "[fd00::2]:7700", "head.example:7701"])
 def test_addresses_are_read_as_they_are_written(text: str) -> None:
     assert join_address(*parse_address(text)) == text
+
+
+def test_ipv6_without_a_port_needs_no_brackets_and_is_quoted_where_a_shell_would_take_them_for_a_pattern(
+    tmp_path: Path,
+) -> None:
+    assert parse_address("fd00::2") == ("fd00::2", 7700)
+    home = Home(tmp_path)
+    home.token_file.write_text("secret")
+    home.certificate_file.write_bytes(make_certificate(["h"])[0])
+    home.config_file.write_text('{"bind": "[fd00::2]:7700"}')
+    assert "racimo join '[fd00::2]:7700' --token-file -" in join_line(home)
 
 
 @pytest.mark.parametrize("text", ["", "two words", "secret:", "secret:abc", f"secret:{'g' * 64}", ":" + "0" * 64])

@@ -1,7 +1,10 @@
 """What is found before a machine joins: everything that would make it a bad node is said, with both sides' numbers."""
 
+import os
 import shutil
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +96,14 @@ def test_another_python_or_torch_is_refused_with_both_versions(stage: Stage, nam
     assert error.code == "version-mismatch" and theirs in error.message and own_versions()[name] in error.message
 
 
+def test_the_cure_of_another_version_is_of_what_differs(stage: Stage) -> None:
+    """pip cannot bring another Python, and only the first two numbers of torch matter."""
+    stage.cluster = msgspec.structs.replace(stage.cluster, versions={**own_versions(), "torch": "2.1.7+cu999"})
+    assert stage.refusal().hint.startswith("pip install 'torch==2.1.*'")
+    stage.cluster = msgspec.structs.replace(stage.cluster, versions={**own_versions(), "python": "3.9.1"})
+    assert stage.refusal().hint.startswith("python3.9 -m venv ")
+
+
 def test_a_difference_of_the_patch_version_or_of_the_build_is_accepted() -> None:
     head = {"python": "3.11.2", "torch": "2.13.0+cpu", "racimo": "0.1.0"}
     assert not version_problem(head, {"python": "3.11.9", "torch": "2.13.1+cu128", "racimo": "0.1.1"})
@@ -170,6 +181,50 @@ def test_a_heads_home_and_a_node_of_another_cluster_are_refused(stage: Stage) ->
 def test_an_address_that_is_not_this_machines_is_refused(stage: Stage) -> None:
     error = stage.refusal(address="10.99.0.1")
     assert error.code == "invalid-request" and "wrong network interface" in error.message
+
+
+def test_two_joins_at_once_are_one_after_the_other_and_the_second_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From two homes of one host both would be welcome, and its devices be offered twice."""
+    inside, go_on, said = threading.Event(), threading.Event(), []
+
+    def start(home: Home, say: Any) -> None:
+        inside.set()
+        assert go_on.wait(10)
+        stage.nodes = [other(host=socket.gethostname(), address="127.0.0.1")]
+
+    def say(text: str) -> None:
+        said.append(text)
+        go_on.set()
+
+    monkeypatch.setattr(joining, "_start", start)
+    first = threading.Thread(target=stage.join)
+    first.start()
+    assert inside.wait(10)
+    with pytest.raises(RacimoError, match="this host is in the cluster already"):
+        join(Home(stage.home.root.with_name("second")), HEAD, TOKEN, Wish(), say)
+    first.join()
+    assert said == ["waiting for another racimo join on this machine to end"]
+
+
+def test_a_second_ctrl_c_does_not_cut_the_undoing_short(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half undone, a supervisor went on without the file that made it a node's."""
+
+    def fails(home: Home, say: Any) -> None:
+        raise KeyboardInterrupt
+
+    def end(home: Home) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(home)
+
+    ended: list[Home] = []
+    monkeypatch.setattr(joining, "_start", fails)
+    monkeypatch.setattr(joining, "supervisor_alive", lambda home: True)
+    monkeypatch.setattr(joining, "end_services", end)
+    with pytest.raises(KeyboardInterrupt):
+        stage.join()
+    assert ended and not stage.home.root.exists()
 
 
 def test_what_was_of_another_cluster_is_put_aside_and_what_is_of_the_same_is_kept(stage: Stage) -> None:
