@@ -155,6 +155,10 @@ def _refuse_home(home: Home, head: str, token: Token) -> None:
             raise RacimoError("join-refused", words, f"racimo down   # leaves it; or {aside}")
         if supervisor_alive(home) and present.address == head:
             words = f"this machine has joined this cluster already (head {head}, home {home.root})"
+            link = link_state(home)
+            if link is not None and link.state == "refused":
+                words = f"{words}, but is refused there: {link.message}"
+                raise RacimoError("join-refused", words, link.hint or "racimo down   # leaves the cluster")
             raise RacimoError("join-refused", words, "racimo nodes   # shows it; racimo down leaves the cluster")
     if home.root.exists():
         check_joined_home(home)
@@ -234,7 +238,8 @@ def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
             raise RacimoError("join-refused", words, "racimo join ... --name NAME   # if a second node here is meant")
     if own is not None and own.status == "up" and not supervisor_alive(home) and own.host != socket.gethostname():
         words = f"node {own.id} is up on host {own.host}: its home {home.root} is in use there"
-        raise RacimoError("join-refused", words, "export RACIMO_HOME=DIR   # a folder of this machine alone")
+        hint = f"rm {home.node_dir / 'id'}   # if it is a copy; else export RACIMO_HOME=DIR of this machine alone"
+        raise RacimoError("join-refused", words, hint)
 
 
 @contextlib.contextmanager
@@ -351,13 +356,14 @@ def _await(
     limit_s: float | None = None,
     is_as_asked: Callable[[Node], bool] = lambda node: True,
 ) -> Joined:
+    """That a node of this name is up is not enough: it may be another machine, with a copy of this home."""
     from racimo.client.discovery import local_endpoint
 
     cluster = await_node(
         home,
         pidfd,
         say,
-        is_as_asked=is_as_asked,
+        is_as_asked=lambda node: _is_linked(home) and is_as_asked(node),
         look_for_refusal=lambda: _raise_refusal(home),
         limit_s=limit_s,
     )
@@ -373,6 +379,11 @@ def _raise_refusal(home: Home) -> None:
     state = link_state(home)
     if state is not None and state.state == "refused":
         raise RacimoError(state.code or "join-refused", state.message, state.hint)
+
+
+def _is_linked(home: Home) -> bool:
+    state = link_state(home)
+    return state is not None and state.state == "up"
 
 
 def link_state(home: Home) -> LinkState | None:

@@ -1,10 +1,11 @@
 """Leaving a cluster: what `racimo down` does on a machine that joined one."""
 
+import socket
 import time
 
 from racimo.client.discovery import Endpoint, local_endpoint, supervisor_alive
 from racimo.client.ending import end_services, service_records
-from racimo.client.joining import forget_cluster
+from racimo.client.joining import forget_cluster, link_state
 from racimo.client.probing import ask
 from racimo.client.say import Say
 from racimo.client.waiting import own_id, own_node
@@ -12,6 +13,7 @@ from racimo.control.views import DrainRequest, ForgetRequest, NodeView
 from racimo.spec.config import read_join
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
+from racimo.state.nouns import Node
 
 DRAIN_S = 20.0
 """How long what only its user understands may go on before it is stopped."""
@@ -27,30 +29,42 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
     assert joined is not None
     running = supervisor_alive(home) or bool(service_records(home))
     endpoint = local_endpoint(home)
-    node = _node_here(home, endpoint)
+    own = _node_here(home, endpoint)
+    elsewhere = own is not None and _is_elsewhere(home, own)
+    node = None if own is None or elsewhere else own.id
     name = own_id(home) or "NODE"
-    if running and not now and endpoint is not None and node is not None:
+    if elsewhere:
+        assert own is not None
+        say(f"node {own.id} is on host {own.host} and stays in the cluster: this home is a copy of that one's")
+    elif running and not now and endpoint is not None and node is not None:
         _drain(endpoint, node, say)
     elif running and not now:
         say(f"the head at {joined.address} does not answer: ending at once")
     if running:
         end_services(home)
-    if node is None or endpoint is None or not _forget(endpoint, node, say):
+    if not elsewhere and (node is None or endpoint is None or not _forget(endpoint, node, say)):
         say(f"once the head answers, type there: racimo nodes forget {name} --confirm-dead")
     forget_cluster(home)
     return running
 
 
-def _node_here(home: Home, endpoint: Endpoint | None) -> str | None:
-    """This machine's id in the cluster; None if the head does not know it or does not answer."""
+def _node_here(home: Home, endpoint: Endpoint | None) -> Node | None:
+    """This home's node in the cluster; None if the head does not know it or does not answer."""
     if endpoint is None:
         return None
     try:
         views = ask(endpoint, "GET", "/v1/nodes", list[NodeView])
     except RacimoError:
         return None
-    own = own_node(home, [view.node for view in views])
-    return None if own is None else own.id
+    return own_node(home, [view.node for view in views])
+
+
+def _is_elsewhere(home: Home, node: Node) -> bool:
+    """Whether the node that this home is named after is another machine, whose work is none of ours to end: the home
+    was copied, or is shared over a network."""
+    state = link_state(home)
+    refused = state is not None and state.state == "refused" and supervisor_alive(home)
+    return node.host != socket.gethostname() or (refused and node.status == "up")
 
 
 def _drain(endpoint: Endpoint, node: str, say: Say) -> None:

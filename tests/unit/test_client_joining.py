@@ -18,7 +18,7 @@ from racimo.act.versions import own_versions, version_problem
 from racimo.client import joining
 from racimo.client.joining import Wish, join
 from racimo.control.views import ClusterView, NodeView
-from racimo.spec.config import ClusterConfig, JoinConfig, Token
+from racimo.spec.config import ClusterConfig, JoinConfig, LinkState, Token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.nouns import Device, Node
@@ -165,6 +165,27 @@ def test_a_home_that_another_machine_uses_is_refused(stage: Stage) -> None:
     stage.nodes = [other(host="another-host")]
     error = stage.refusal()
     assert error.code == "join-refused" and "in use there" in error.message
+
+
+def test_a_copied_home_is_not_told_that_it_is_the_node_whose_name_it_has(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That node is up all right, on the machine that the home was copied from."""
+    stage.home.node_dir.mkdir(parents=True)
+    asked: list[bool] = []
+
+    def await_node(home: Home, *rest: Any, is_as_asked: Callable[[Node], bool], **more: Any) -> None:
+        for state in ("away", "refused", "up"):
+            joining.write_private(
+                home.link_file, msgspec.json.encode(LinkState(state=state, since_wall_s=0.0, head=HEAD))
+            )
+            asked.append(is_as_asked(other()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joining, "await_node", await_node)
+    with pytest.raises(KeyboardInterrupt):
+        joining._await(stage.home, None, lambda text: None)
+    assert asked == [False, False, True]
 
 
 def test_a_heads_home_and_a_node_of_another_cluster_are_refused(stage: Stage) -> None:

@@ -47,4 +47,4 @@ def test_a_home_that_is_no_longer_a_nodes_ends_instead_of_becoming_a_head(tmp_pa
     assert not supervisor.ending
     (tmp_path / "join.json").unlink()
     supervisor.follow_home()
-    assert supervisor.ending and set(supervisor.services) == {"agent", "watch"}
+    assert (tmp_path / "processes" / "shutdown").exists() and set(supervisor.services) == {"agent", "watch"}
