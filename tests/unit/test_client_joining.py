@@ -17,6 +17,7 @@ from racimo.act import tls
 from racimo.act.versions import own_versions, version_problem
 from racimo.client import joining
 from racimo.client.joining import Wish, join
+from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView, NodeView
 from racimo.spec.config import ClusterConfig, JoinConfig, LinkState, Token
 from racimo.spec.errors import RacimoError
@@ -176,9 +177,7 @@ def test_a_copied_home_is_not_told_that_it_is_the_node_whose_name_it_has(
 
     def await_node(home: Home, *rest: Any, is_as_asked: Callable[[Node], bool], **more: Any) -> None:
         for state in ("away", "refused", "up"):
-            joining.write_private(
-                home.link_file, msgspec.json.encode(LinkState(state=state, since_wall_s=0.0, head=HEAD))
-            )
+            write_private(home.link_file, msgspec.json.encode(LinkState(state=state, since_wall_s=0.0, head=HEAD)))
             asked.append(is_as_asked(other()))
         raise KeyboardInterrupt
 
