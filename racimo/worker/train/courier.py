@@ -65,9 +65,10 @@ class Courier:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._poke_fd, selectors.EVENT_READ)
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._ended = False
 
-    # For the main thread
+    # For the main thread (`listen` for any)
 
     def listen(self, address: str, ports: tuple[int, int], key: bytes) -> int:
         """Listens on a free port of the range, and returns it. Raises `OSError` if there is none."""
@@ -119,9 +120,10 @@ class Courier:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="racimo-courier", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="racimo-courier", daemon=True)
+                self._thread.start()
         self.go()
 
     # The thread

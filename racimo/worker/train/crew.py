@@ -19,11 +19,12 @@ from racimo.worker.train.guards import Buffers, Trainable, Updates
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.meeting import Meeting
 from racimo.worker.train.mesh import Mesh, Regroup
-from racimo.worker.train.messages import Again, Compared, Contribution, Holding, Near, Outcome
+from racimo.worker.train.messages import Compared, Contribution, Holding, Outcome
+from racimo.worker.train.newcomers import Newcomers
 from racimo.worker.train.parting import say_goodbye
 from racimo.worker.train.position import Plan, Position
 from racimo.worker.train.saver import Saver
-from racimo.worker.train.settle import give_state, missing_leaves, settle, take_state
+from racimo.worker.train.settle import missing_leaves, settle, take_state
 from racimo.worker.train.state import Trained
 from racimo.worker.train.switchboard import Switchboard
 from racimo.worker.train.telemetry import Telemetry
@@ -75,7 +76,7 @@ class Crew(Position):
         self._given: Outcome | None = None
         """The outcome of the next step, whose gradient I have already: it is replayed."""
         self._donor: int | None = None
-        self._owed: tuple[int, ...] = ()
+        self._newcomers = Newcomers(self._switchboard)
         self._outside: seeds.State | None = None
         self._compared_in: tuple[int, tuple[int, ...]] = (0, ())
 
@@ -157,16 +158,8 @@ class Crew(Position):
             mesh.enter(self.last)  # if all wait for me
 
     def _give_again(self) -> None:
-        """A new snapshot to those that have lost the thread, and to those for whom all wait now."""
-        mesh = self._switchboard.mesh
-        owed, self._owed = self._owed, ()
-        if mesh is None or not self._together or mesh.trails:
-            return
-        peers = [mesh.peers[rank] for rank in mesh.trailing]
-        ends = self._pauses_here or self.step >= self.until  # there is no further step to enter with
-        asking = [p.rank for p in peers if self._switchboard.take(p, Again, lambda asked: ends or not asked.halt)]
-        if asking or owed:
-            give_state(self._switchboard, [*asking, *owed], self)
+        mesh = self._switchboard.mesh if self._together else None
+        self._newcomers.serve(mesh, self, ends=self._pauses_here or self.step >= self.until)
 
     @property
     def _pauses_here(self) -> bool:
@@ -336,21 +329,13 @@ class Crew(Position):
             pause=self.link.pause_requested,
             save=self._leads and self._saver.due(self.step + 1),
             checksum=self._checksum() if checked and len(mesh.active) > 1 else None,
-            enters=self._newcomers(mesh) if self._leads else (),
+            enters=self._newcomers.to_enter(mesh) if self._leads else (),
         )
         compared_in = mesh.number, mesh.active
         outcome = exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
         self._compared_in = compared_in
         self._saver.start()
         return outcome
-
-    def _newcomers(self, mesh: Mesh) -> tuple[int, ...]:
-        """Those that have come near enough to the present to be counted on from the next step."""
-        peers = [mesh.peers[rank] for rank in mesh.trailing if not mesh.peers[rank].gone]
-        near = [peer.rank for peer in peers if self._switchboard.take(peer, Near)]
-        # Whoever cannot come near is given the state of the next boundary, and counted on from there.
-        self._owed = tuple(peer.rank for peer in peers if self._switchboard.take(peer, Again, lambda a: a.halt))
-        return tuple(sorted({*near, *self._owed}))
 
     @property
     def _saved_here(self) -> bool:

@@ -151,6 +151,9 @@ def settle(
                 mesh.settled = True
                 mesh.active, mesh.began_at = go.active, go.step
                 standing.fresh = standing.fresh or mesh.rank in go.lack
+                if standing.last is not None:
+                    # Who was to enter in an earlier meeting of this generation is active by now, or trails anew.
+                    standing.last = msgspec.structs.replace(standing.last, enters=())
                 mine = [rank for rank in go.lack if mesh.nearest(rank, mesh.active) == mesh.rank]
                 if mine:
                     give_state(switchboard, mine, standing)
