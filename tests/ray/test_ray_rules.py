@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from ray_stage import free_cluster_port
 
-from racimo.act.ray.accounts import RELAY_KEPT_S, compare, living_nodes
+from racimo.act.ray.accounts import RELAY_KEPT_S, Makings, compare, living_nodes
 from racimo.act.ray.place import BLOCK_PORTS, MAX_SESSION_PATH_BYTES, Place, choose_block, read_place, session_folder
 from racimo.act.ray.relay import Relay
 from racimo.act.ray.words import why_it_ended
@@ -54,6 +54,19 @@ def test_the_relay_of_a_dead_node_is_removed_at_once_or_where_it_may_come_back_a
     relays = ["relay/n1/CPU=2", "relay/ray-bbbbbbbbbbbb/CPU=8"]
     assert compare({}, relays, {}).remove == ("relay/ray-bbbbbbbbbbbb/CPU=8",)
     assert compare({}, relays[:1], {relays[0]: RELAY_KEPT_S + 1}).remove == (relays[0],)
+
+
+def test_a_relay_that_dies_while_it_is_made_is_made_again_ever_more_slowly() -> None:
+    makings, made_at_s = Makings(), []
+    for now_s in range(1000, 1200):
+        if makings.may("relay/n1/CPU=2", now_s):
+            made_at_s.append(now_s - 1000)
+    assert made_at_s == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert makings.may("relay/n1/CPU=2", 2000)
+    assert not makings.may("relay/n1/CPU=2", 2000.5)
+    assert makings.may("relay/n1/CPU=2", 2001), "after a long life it begins anew"
+    makings.keep([])
+    assert makings.may("relay/n1/CPU=2", 2001.5)
 
 
 @pytest.mark.parametrize(

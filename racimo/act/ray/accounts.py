@@ -5,7 +5,7 @@ remembered: `relay/NODE/CPU=2,GPU=1`. The relay of a node with a Ray part of our
 for the node's own resource); one on a node that came through Ray alone is bound to Ray's id of it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -14,6 +14,10 @@ from racimo.act.ray.place import NODE_RESOURCE
 DEVICE_RESOURCES = ("CPU", "GPU", "TPU", "HPU", "NPU", "neuron_cores")
 RELAY_KEPT_S = 60.0
 """How long the relay of a node that Ray has lost waits for its return; after that a new one is made when it comes."""
+
+
+MAKE_AGAIN_FIRST_S = 1.0
+MAKE_AGAIN_MOST_S = 60.0
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,28 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
     create: tuple[RayNode, ...]
     remove: tuple[str, ...]
+
+
+class Makings:
+    """When a relay may be made again: at once, then after 1 s, 2 s ... `MAKE_AGAIN_MOST_S`. One that dies while it is
+    made (Racimo is missing there) would cost that node a Python process each second."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, float]] = {}
+
+    def may(self, relay: str, now_s: float) -> bool:
+        """Whether it is time; if so, that counts as a try."""
+        due_s, delay_s = self._next.get(relay, (0.0, MAKE_AGAIN_FIRST_S))
+        if now_s < due_s:
+            return False
+        # A relay that lived for long begins anew.
+        delay_s = MAKE_AGAIN_FIRST_S if now_s - due_s > MAKE_AGAIN_MOST_S else delay_s
+        self._next[relay] = (now_s + delay_s, min(delay_s * 2, MAKE_AGAIN_MOST_S))
+        return True
+
+    def keep(self, relays: Container[str]) -> None:
+        """Forgets all others."""
+        self._next = {relay: known for relay, known in self._next.items() if relay in relays}
 
 
 def living_nodes(listed: Iterable[Mapping[str, object]]) -> dict[str, RayNode]:

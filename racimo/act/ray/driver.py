@@ -54,6 +54,9 @@ class Driver:
         pin = token.pin or pin_of(home.certificate_file.read_bytes())
         self._token = str(Token(token.secret, pin))
         self._held: dict[str, _Held] = {}
+        self._makings = accounts.Makings()
+        self._problems: dict[str, str] = {}
+        """The newest word on each relay, also of one that died while it was made."""
 
     def look(self) -> dict[str, str]:
         """One round: makes what is missing, removes what is too much, asks those whose turn it is."""
@@ -69,13 +72,22 @@ class Driver:
         changes = accounts.compare(nodes, existing, unseen_s)
         for relay in changes.remove:
             ray.kill(self._held.pop(relay).actor)
-        for relay in self._held.keys() - existing:  # removed by somebody else
-            del self._held[relay]
+        for relay in self._held.keys() - existing:  # it died while it was made, or somebody else removed it
+            held = self._held.pop(relay)
+            self._note(held, now_s)
+            self._problems[relay] = held.problem
         for node in changes.create:
-            self._held[node.relay] = _Held(self._create(node))
+            if self._makings.may(node.relay, now_s):
+                self._held[node.relay] = _Held(self._create(node))
+        said = {}
         for relay, node in nodes.items():
-            self._ask(self._held[relay], node, now_s)
-        return {nodes[relay].name: self._held[relay].problem or "up" for relay in nodes}
+            if relay in self._held:
+                self._ask(self._held[relay], node, now_s)
+                self._problems[relay] = self._held[relay].problem
+            said[node.name] = self._problems.get(relay) or "up"
+        self._makings.keep(nodes)
+        self._problems = {relay: self._problems[relay] for relay in nodes if relay in self._problems}
+        return said
 
     def _create(self, node: accounts.RayNode) -> Any:
         amounts = dict(node.held)
@@ -103,16 +115,11 @@ class Driver:
         """Notes the answer to the call under way, or makes the next one. Never a second call: those queued to an actor
         that cannot be reached only slow its return."""
         if held.call is not None:
-            if not ray.wait([held.call], timeout=0)[0]:
-                if now_s > held.called_s + SLOW_S:
-                    held.problem = "its devices are not free in Ray, or it does not answer"
-                return
-            try:
-                held.state = ray.get(held.call)
+            self._note(held, now_s)
+            if held.call is None and held.state is not None:
                 held.problem = _problem(held.state, node)
-            except ray.exceptions.RayActorError:
-                held.state, held.problem = None, "starting"
-            held.call = None
+            if held.call is not None:
+                return
         if now_s < held.due_s and held.state is not None:
             return
         settled = held.state is not None and held.state.agent == "up"
@@ -124,6 +131,21 @@ class Driver:
             held.call = held.actor.hold.remote(self._place.cluster, self._token, slots)
         else:
             held.call = held.actor.ping.remote()
+
+    def _note(self, held: _Held, now_s: float) -> None:
+        """The outcome of the call under way, if it is there."""
+        if held.call is None:
+            return
+        if not ray.wait([held.call], timeout=0)[0]:
+            if now_s > held.called_s + SLOW_S:
+                held.problem = "its devices are not free in Ray, or it does not answer"
+            return
+        try:
+            held.state = ray.get(held.call)
+        except ray.exceptions.RayActorError as error:
+            missing = "No module named" in str(error)
+            held.state, held.problem = None, "Racimo is not installed there" if missing else "starting"
+        held.call = None
 
 
 def _problem(state: RelayState, node: accounts.RayNode) -> str:

@@ -16,6 +16,8 @@ from racimo.agent.processes import set_parent_death_signal
 GRACE_S = 4.0
 """For Ray to say goodbye to its cluster; after that SIGKILL."""
 LOOK_S = 0.02
+MAX_LINE_BYTES = 2**22
+"""What one line of a piped process may hold: some words about each of thousands of nodes."""
 KILL_MOST_S = 5.0
 ENGINE, DRIVER = "ray-engine", "ray-driver"
 """Names of the records of the two that lead a session (`processes/NAME.json`)."""
@@ -39,6 +41,7 @@ class Family:
             stdout=asyncio.subprocess.PIPE if piped else log,
             stderr=log,
             start_new_session=True,
+            limit=MAX_LINE_BYTES,
             preexec_fn=_die_with_parent,
         )
         guardian.write_record(self._root, name, process.pid)
