@@ -68,11 +68,14 @@ def stuck_run(cluster: HostsCluster, code: Path) -> tuple[float, str]:
         words = hung_words(cluster, job)
         return bool(words)
 
-    wait_for(named, LIMIT_S, "a word of the stuck rank")
+    try:
+        wait_for(named, LIMIT_S, "a word of the stuck rank")
+    except TimeoutError:
+        say(cluster.story(job.id))
+        raise
     seconds = time.monotonic() - stuck_s
     say(f"  after {seconds:.0f} s: {words}")
-    with cluster.api() as client:
-        client.stop(job.id)
+    cluster.wait(job.id, LIMIT_S)  # it is ended for this reason
     return seconds, words
 
 

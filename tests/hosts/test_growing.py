@@ -8,13 +8,16 @@ from stage import Hosts
 
 pytestmark = pytest.mark.e2e
 
+STEPS = 250
+"""Long enough for a second machine to join on a machine that has much to do."""
+
 
 def test_a_cluster_of_one_machine_grows_while_it_works(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     cluster = HostsCluster(hosts, 1)
     cluster.up(bind=False)
-    undisturbed = cluster.final_hash(cluster.train("--config", "steps=100"))
-    run = cluster.train("--config", "steps=100", "--config", "pause_s=0.06", "--workers", "1..2")
+    undisturbed = cluster.final_hash(cluster.train("--config", f"steps={STEPS}"))
+    run = cluster.train("--config", f"steps={STEPS}", "--config", "pause_s=0.06", "--workers", "1..2")
     cluster.wait_step(run, 3)
     first = cluster.worker_pids(run)
     cluster.up()
@@ -23,6 +26,6 @@ def test_a_cluster_of_one_machine_grows_while_it_works(make_hosts: Callable[...,
     assert first.items() <= cluster.worker_pids(run).items(), "the worker that ran before runs still"
     assert cluster.final_hash(run) == undisturbed
     assert cluster.view(run).attempt == 1
-    cluster.assert_every_micro_shard_once(run, 100)
+    cluster.assert_every_micro_shard_once(run, STEPS)
     cluster.down()
     assert [host.pids() for host in hosts] == [[], []], "nothing is left"
