@@ -72,6 +72,7 @@ def find_hung(entries: Iterable[Entry], now_s: float) -> list[Entry]:
     """
     entries = list(entries)
     known = [entry for entry in entries if entry.live and entry.progress is not None and not entry.frozen]
+    known = [entry for entry in known if not _awaits_the_first_generation(entry)]
     late = [entry for entry in known if quiet_s(entry, now_s) > 0]
     hung = [entry for entry in late if _phase(entry) not in WAITING_PHASES | QUIET_PHASES]
     waiting = [entry for entry in late if _phase(entry) in WAITING_PHASES]
@@ -82,6 +83,12 @@ def find_hung(entries: Iterable[Entry], now_s: float) -> list[Entry]:
         else:
             hung = [entry for entry in waiting if quiet_s(entry, now_s, PATIENCE_ELSEWHERE) > 0][:1]
     return [entry for entry in hung if entry.progress and entry.hung_phase != entry.progress.phase_number]
+
+
+def _awaits_the_first_generation(entry: Entry) -> bool:
+    """Others are still being started, perhaps on a node that has to build their environment first."""
+    progress = entry.progress
+    return progress is not None and progress.phase == "wait" and not progress.generation and not progress.waits_for
 
 
 def _phase(entry: Entry) -> str:

@@ -67,6 +67,11 @@ def test_who_waits_for_a_worker_on_another_node_does_not_hang() -> None:
     assert hung(*waiting, entry(3, "compute", 10)) == []
 
 
+def test_who_waits_for_others_to_be_started_does_not_hang() -> None:
+    """Their node may have to build the environment first, for minutes."""
+    assert hung(entry(0, "wait", 10_000)) == []
+
+
 def noting(root: Path, one: Entry, number: int, phase: str) -> Entry:
     one.directory = root / str(one.index)
     one.directory.mkdir(exist_ok=True)
