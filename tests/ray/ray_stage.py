@@ -125,3 +125,9 @@ class Stage:
         for machine in reversed(self.machines):
             for role in list(machine.services):
                 machine.end(role)
+            for path in machine.home.processes_dir.glob(
+                "zygote-*.json"
+            ):  # they outlive an agent; a supervisor ends them
+                zygote = guardian.read_live(machine.home.root, path.stem)
+                if zygote is not None:
+                    os.kill(zygote.pid, signal.SIGKILL)
