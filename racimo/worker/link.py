@@ -20,6 +20,7 @@ from racimo.agent.protocol import (
     CheckpointSaved,
     MessageToWorker,
     NewGeneration,
+    PleaseLeave,
     PleasePause,
     Progress,
     Reachable,
@@ -49,6 +50,8 @@ class Link(Protocol):
     wake_fd: int
     """Readable whenever something came in."""
     pause_requested: bool
+    leave_requested: bool
+    """The next generation, or the present one if it is without me, is that of the others."""
 
     def newest(self) -> NewGeneration | None: ...
 
@@ -74,6 +77,7 @@ class AgentLink:
     def __init__(self, context: WorkerContext) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pause_requested = False
+        self.leave_requested = False
         self._hello = WorkerHello(worker=context.worker, pid=os.getpid())
         self._path = context.agent_socket
         self._newest: NewGeneration | None = None
@@ -221,7 +225,8 @@ class AgentLink:
                 changed, self._reachable, act = message != self._reachable, message, self._on_reachable
             if changed and act is not None:
                 act(message)
-        # PleaseLeave asks for nothing: the next generation will be without this worker.
+        elif isinstance(message, PleaseLeave):
+            self.leave_requested = True
         os.eventfd_write(self.wake_fd, 1)
 
 
@@ -231,6 +236,7 @@ class NoLink:
     def __init__(self, generation: NewGeneration) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pause_requested = False
+        self.leave_requested = False
         self._generation = generation
 
     def newest(self) -> NewGeneration | None:

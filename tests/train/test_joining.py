@@ -35,7 +35,7 @@ def heavy(config: dict[str, Any]) -> None:
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    state = {"schedule": schedule, "slow": Slow()}
+    state: dict[str, Any] = {"schedule": schedule, "slow": Slow()}
     seen = []
     for step in run.steps(
         model, optimizer, racimo.Batches(data(), 32, micro_shards=8), until=config.get("until", 40), state=state
@@ -110,3 +110,17 @@ def test_a_death_while_one_trails_leaves_no_mark(
 def replayed(home: Path, index: int) -> str:
     file = home / f"workers/1/{index}/steps.jsonl"
     return file.read_text() if file.exists() else ""
+
+
+def test_one_that_is_released_before_it_ever_was_a_member_leaves(cluster: Make) -> None:
+    """It waited for ever for a generation with it, and the run with it."""
+    workers = cluster(program=heavy)
+    workers.start(1)
+    workers.pump(lambda: workers.committed >= 3)
+    workers.hold_announcements(True)
+    (late,) = workers.start(1)
+    workers.pump(lambda: workers.children[late].ready is not None)
+    workers.release(late)
+    workers.hold_announcements(False)
+    workers.finish()
+    assert workers.outcomes == ["finished", "released"], workers.story()

@@ -25,6 +25,7 @@ from racimo.agent.protocol import (
     CheckpointSaved,
     Member,
     NewGeneration,
+    PleaseLeave,
     PleasePause,
     Progress,
     Reachable,
@@ -215,6 +216,7 @@ class TinyCluster:
 
     def release(self, index: int) -> None:
         self.children[index].released = True
+        self._send(self.children[index], PleaseLeave())
         self._announce()
 
     def pause(self) -> None:

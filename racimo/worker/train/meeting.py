@@ -59,11 +59,13 @@ class Meeting:
             board.abandon()
             again_s = time.monotonic() + MEET_AGAIN_S if self._spans_machines else None
             board.wait(
-                lambda: board.link.newest() is not self._tried,
+                lambda: board.link.newest() is not self._tried or self._leaves(),
                 lambda: waiting(tuple(sorted(board.lost))),
                 until_s=again_s,
             )
             newest = board.link.newest()
+            if self._leaves():
+                raise WorkerLeaving("released")
             assert newest is not None
             self._tried = newest
             if all(member.worker != board.me for member in newest.members):
@@ -80,6 +82,14 @@ class Meeting:
                 continue
             board.unreachable.clear()
             return mesh
+
+    def _leaves(self) -> bool:
+        """Whether I was asked to leave and am no member, perhaps never was."""
+        link = self._switchboard.link
+        newest = link.newest()
+        return link.leave_requested and (
+            newest is None or all(member.worker != self._switchboard.me for member in newest.members)
+        )
 
     def _connect(self, mesh: Mesh, waiting: Waiting) -> None:
         board = self._switchboard
