@@ -41,7 +41,7 @@ def _nodes(args: argparse.Namespace) -> int:
     with Client(say=talk, may_start=False) as client:
         if args.what == "forget":
             client.forget_node(args.node, confirm_dead=args.confirm_dead)
-            talk(f"{args.node} is forgotten; it is a node again when it joins again")
+            talk(f"{args.node} is forgotten; should its agent live and reach this head, it is a node again")
             return 0
         if args.processes:
             return _show(client.cluster().processes, process_row, PROCESS_TITLES, PROCESS_TITLES[1:], (), args.output)

@@ -269,7 +269,7 @@ def node_row(view: NodeView) -> tuple[str, ...]:
         f"{len(node.devices)} {'/'.join(kinds)}".strip(),
         str(view.num_free) if node.status == "up" else UNKNOWN,
         format_size(view.free_memory_bytes) if view.free_memory_bytes else UNKNOWN,
-        format_size(view.free_disk_bytes) if view.free_disk_bytes else UNKNOWN,
+        format_size(view.free_disk_bytes) if view.free_memory_bytes else UNKNOWN,  # a disk may well have 0 B
         _holders(view),
         _one_line(node.reason.text) if node.reason is not None else "",
     )

@@ -20,6 +20,7 @@ from racimo.client.discovery import Endpoint, supervisor_alive
 from racimo.client.ending import await_gone, end_services, signal_process
 from racimo.client.findings import LOW_DISK_BYTES
 from racimo.client.interrupts import turn, uninterrupted
+from racimo.client.joined_home import forget_cluster, write_joined_home
 from racimo.client.probing import ask
 from racimo.client.say import Say
 from racimo.client.waiting import await_node, own_node
@@ -46,8 +47,6 @@ CLOCK_MOST_S = 120.0
 """How far the clocks of a node and its head may be apart; the head has the same rule."""
 LINK_WAIT_S = 10.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-_LEFT_BEHIND = ("workers", "files", "runs", "events.jsonl")
-"""What a node keeps for one cluster and no other."""
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +89,10 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
         cluster, nodes = _ask_head(endpoint)
         _refuse_machine(home, cluster)
         _refuse_twice(home, head, nodes, wish)
+        _tell_of_former(home, nodes, wish, say)
         say(f"the head at {head} welcomes this machine")
         with _undone_on_failure(home):
-            _write_home(home, head, token, wish, cluster, endpoint)
+            _write_home(home, head, token, wish, cluster, endpoint.certificate)
             return _start(home, say)
 
 
@@ -242,6 +242,15 @@ def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
         raise RacimoError("join-refused", words, hint)
 
 
+def _tell_of_former(home: Home, nodes: list[Node], wish: Wish, say: Say) -> None:
+    """A machine that was set up anew, or whose home is gone, is a node of another name now; the former one waits."""
+    own = own_node(home, nodes)
+    for node in nodes:
+        same = node != own and node.status != "up" and node.host == socket.gethostname()
+        if same and not wish.name and own is None:
+            say(f"if this machine was node {node.id} before, type later: racimo nodes forget {node.id} --confirm-dead")
+
+
 @contextlib.contextmanager
 def _undone_on_failure(home: Home) -> Iterator[None]:
     """Whatever goes wrong inside, Ctrl-C included: processes are ended and files of this join are gone again."""
@@ -281,58 +290,25 @@ def _as_before_on_failure(home: Home) -> Iterator[None]:
         raise
 
 
-def forget_cluster(home: Home) -> None:
-    """Removes what makes this home a node of its cluster; outputs, logs and its name stay."""
-    for path in (
-        home.join_file,
-        home.cluster_file,
-        home.certificate_file,
-        home.token_file,
-        home.config_file,
-        home.link_file,
-    ):
-        path.unlink(missing_ok=True)
-
-
-def _write_home(home: Home, head: str, token: Token, wish: Wish, cluster: ClusterView, endpoint: Endpoint) -> None:
-    from racimo.control.home_check import check_joined_home
-
-    check_joined_home(home)
-    try:
-        for folder in (home.root, home.service_logs_dir, home.processes_dir, home.node_dir):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _clear_of_other_cluster(home, cluster.id)
-        if wish.name:
-            write_private(home.node_dir / "id", wish.name.encode())
-        home.link_file.unlink(missing_ok=True)
-        address = f"https://{head}"
-        write_private(home.token_file, str(token).encode())
-        write_private(home.certificate_file, endpoint.certificate)
-        write_private(home.config_file, msgspec.json.encode(ClusterConfig(slots=wish.slots, price=wish.price)))
-        write_private(home.cluster_file, msgspec.json.encode(ClusterFile(cluster.id, address, cluster.version)))
-        joined = JoinConfig(
+def _write_home(home: Home, head: str, token: Token, wish: Wish, cluster: ClusterView, certificate: bytes) -> None:
+    """What a machine that joins anew (its head has moved) is not told again stays as it was."""
+    old_join, old = read_join(home) or JoinConfig(address="", cluster=""), read_config(home)
+    if old_join.cluster != cluster.id:
+        old_join, old = JoinConfig(address="", cluster=""), ClusterConfig()
+    write_joined_home(
+        home,
+        token,
+        certificate,
+        ClusterConfig(slots=old.slots if wish.slots is None else wish.slots, price=wish.price or old.price),
+        ClusterFile(cluster.id, f"https://{head}", cluster.version),
+        JoinConfig(
             address=head,
             cluster=cluster.id,
-            address_of_this_node=wish.address,
+            address_of_this_node=wish.address or old_join.address_of_this_node,
             carrier=wish.carrier or cluster.carrier or "link",
-        )
-        write_private(home.join_file, msgspec.json.encode(joined))  # last: with it this home is a node's
-    except OSError as error:
-        raise RacimoError("start-failed", f"cannot write in {home.root}: {error.strerror}") from None
-
-
-def _clear_of_other_cluster(home: Home, cluster: str) -> None:
-    """A node that was in another cluster knows runs by names that mean other runs here."""
-    mark = home.node_dir / "cluster"
-    former = mark.read_text().strip() if mark.exists() else ""
-    if former and former != cluster:
-        for name in _LEFT_BEHIND:
-            path = home.node_dir / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        outputs = home.output_dir("")
-        if outputs.is_dir():
-            outputs.rename(home.root / f"outputs-{former}")
-    write_private(mark, cluster.encode())
+        ),
+        name=wish.name,
+    )
 
 
 def _start(home: Home, say: Say) -> Joined:

@@ -5,7 +5,8 @@ import time
 
 from racimo.client.discovery import Endpoint, local_endpoint, supervisor_alive
 from racimo.client.ending import end_services, service_records
-from racimo.client.joining import forget_cluster, link_state
+from racimo.client.joined_home import forget_cluster
+from racimo.client.joining import link_state
 from racimo.client.probing import ask
 from racimo.client.say import Say
 from racimo.client.waiting import own_id, own_node
@@ -37,7 +38,11 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
         assert own is not None
         say(f"node {own.id} is on host {own.host} and stays in the cluster: this home is a copy of that one's")
     elif running and not now and endpoint is not None and node is not None:
-        _drain(endpoint, node, say)
+        try:
+            _drain(endpoint, node, say)
+        except KeyboardInterrupt:
+            say(f"node {node} gets no more work: racimo down goes on, racimo drain {node} --undo takes it back")
+            raise
     elif running and not now:
         say(f"the head at {joined.address} does not answer: ending at once")
     if running:

@@ -122,7 +122,7 @@ def prepare_home(home: Home) -> None:
 
 def _clear_of_half_a_join(home: Home) -> None:
     """A `join` that was killed before it was one leaves the other cluster's token: no secret for one of our own."""
-    from racimo.client.joining import forget_cluster
+    from racimo.client.joined_home import forget_cluster
 
     if home.token_file.exists() and not home.journal_file.exists() and ":" in home.token_file.read_text():
         forget_cluster(home)

@@ -106,3 +106,8 @@ def test_of_many_nodes_those_where_all_is_well_share_a_line() -> None:
     ]
     lines = check_lines([], nodes, colour=False)
     assert lines == ["", "node n3", "wrong  disk: found", "", "ok     nodes: all is well with 10 of 11"]
+
+
+def test_a_full_disk_is_not_an_unknown_one() -> None:
+    view = NodeView(node=Node(id="n", host="h", devices=()), num_free=0, free_memory_bytes=10**9, free_disk_bytes=0)
+    assert dict(zip(NODE_TITLES, node_row(view), strict=True))["DISK FREE"] == "0 B"

@@ -16,6 +16,7 @@ import pytest
 from racimo.act import tls
 from racimo.act.versions import own_versions, version_problem
 from racimo.client import joining
+from racimo.client.joined_home import forget_cluster
 from racimo.client.joining import Wish, join
 from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView, NodeView
@@ -257,7 +258,7 @@ def test_what_was_of_another_cluster_is_put_aside_and_what_is_of_the_same_is_kep
     (home.node_dir / "cluster").write_text("c-1")
     stage.join()
     assert (home.node_dir / "workers" / "echo-1").exists()
-    joining.forget_cluster(home)
+    forget_cluster(home)
     (home.node_dir / "cluster").write_text("c-7")
     stage.join()
     assert not (home.node_dir / "workers").exists() and not home.output_dir("").exists()
@@ -278,6 +279,27 @@ def test_a_join_that_fails_after_it_began_leaves_nothing(stage: Stage, monkeypat
     with pytest.raises(KeyboardInterrupt):
         stage.join()
     assert (stage.home.root / "mine").exists() and not stage.home.token_file.exists()
+
+
+def test_a_node_whose_head_has_moved_keeps_what_it_is_not_told_again(stage: Stage) -> None:
+    """The line to paste names no slots and no price."""
+    stage.join(slots=3, price=0.5, address="127.0.0.1")
+    join(stage.home, "127.0.0.9", TOKEN, Wish(), lambda text: None)
+    config = msgspec.json.decode(stage.home.config_file.read_bytes(), type=ClusterConfig)
+    joined = msgspec.json.decode(stage.home.join_file.read_bytes(), type=JoinConfig)
+    assert config == ClusterConfig(slots=3, price=0.5)
+    assert (joined.address, joined.address_of_this_node) == ("127.0.0.9:7700", "127.0.0.1")
+    join(stage.home, "127.0.0.9", TOKEN, Wish(slots=1), lambda text: None)
+    assert msgspec.json.decode(stage.home.config_file.read_bytes(), type=ClusterConfig).slots == 1
+
+
+def test_a_machine_that_was_set_up_anew_is_told_of_its_former_name(stage: Stage) -> None:
+    said: list[str] = []
+    stage.nodes = [other(host=socket.gethostname(), address="127.0.0.1", status="silent"), other(id="x", host="x")]
+    join(stage.home, HEAD, TOKEN, Wish(), said.append)
+    assert [text for text in said if "forget" in text] == [
+        "if this machine was node gpu-1 before, type later: racimo nodes forget gpu-1 --confirm-dead"
+    ]
 
 
 def test_a_machine_that_had_joined_stays_as_it_was_if_it_cannot_dial_the_new_address(

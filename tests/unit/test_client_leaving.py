@@ -77,3 +77,13 @@ def test_a_node_that_is_refused_and_not_up_is_forgotten(stage: Stage) -> None:
     stage.node = msgspec.structs.replace(stage.node, status="silent")
     stage.leave()
     assert "/v1/nodes/gpu-1/forget" in stage.asked
+
+
+def test_who_interrupts_the_wait_is_told_how_the_node_stands(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drain(*rest: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaving, "_drain", drain)
+    with pytest.raises(KeyboardInterrupt):
+        stage.leave()
+    assert "racimo drain gpu-1 --undo" in stage.said[0] and stage.home.join_file.exists()
