@@ -1,11 +1,12 @@
 """[churn] Twenty events per run of all that may happen, ten seeds: the bits of the undisturbed one-worker run."""
 
+import random
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from bench.commits import Commit, step_times_s
-from bench.disturb import Disturber, RacimoTarget, at_steps, whole_again
+from bench.disturb import Disturber, RacimoTarget, at_steps, plan, whole_again
 from bench.harness import Deadline, Goal, Row, percentile, quick, row, say
 from bench.peers import copy_jobs, scratch
 from bench.pinned import Text, Workload, hosts_pinned
@@ -70,8 +71,8 @@ def disturbed(
     """(hash, events by kind, steps whose samples were not counted once each, attempts beyond the first)."""
     workload = hosts_pinned(steps)
     job = submit(cluster, code, workload, f"1..{HOSTS}", name=f"churn-{seed}")
-    disturber = Disturber(RacimoTarget(cluster, job), cluster.hosts, seed)
-    spots = disturber.random.sample(range(3, steps * 9 // 10), events)
+    disturber = Disturber(RacimoTarget(cluster, job), cluster.hosts, plan(seed, events, HOSTS))
+    spots = random.Random(seed).sample(range(3, steps * 9 // 10), events)
     try:
         at_steps(disturber, job, sorted(spots), LIMIT_S)
     finally:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import psutil
@@ -20,8 +21,9 @@ from racimo.spec.errors import RacimoError
 KINDS = ("worker", "agent", "relay", "raylet", "control", "cut", "leave", "join", "scale")
 CUT_S = (5.0, 40.0)
 """How long a cable stays cut."""
+MOST_AWAY = 2
+"""After so many other events a host that left joins again."""
 SCALES = ("1..3", "2..3", "1..2", "1..3")
-MOST_DRAWS = 100
 JOIN_LIMIT_S = 60.0
 COMMAND_LIMIT_S = 90.0
 
@@ -38,75 +40,102 @@ class Target(Protocol):
     def scale(self, workers: str) -> bool: ...
 
 
-class Disturber:
-    """Draws one event after the other: `hosts[0]` never leaves, one cable is cut at a time, one host is away."""
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    kind: str
+    host: int = 0
+    seconds: float = 0.0
+    workers: str = ""
 
-    def __init__(
-        self, target: Target, hosts: Hosts, seed: int, *, cut_s: tuple[float, float] = CUT_S, calm: float = 1.0
-    ) -> None:
-        """`calm`: factor on how long hosts stay cut, for short forms."""
-        self.target, self.hosts, self.random = target, hosts, random.Random(seed)
+
+def plan(seed: int, count: int, num_hosts: int) -> list[Event]:
+    """The same events for every system: the first host never leaves, and one host is away at a time."""
+    source = random.Random(seed)
+    events: list[Event] = []
+    away: int | None = None
+    left_at = 0
+    while len(events) < count:
+        kind = source.choice(KINDS)
+        if away is not None and len(events) - left_at > MOST_AWAY:
+            kind = "join"
+        inside = [host for host in range(num_hosts) if host != away]
+        host = source.choice(inside)
+        match kind:
+            case "control":
+                host = 0
+            case "leave":
+                if away is not None:
+                    continue
+                away = host = source.choice(inside[1:])
+                left_at = len(events)
+            case "join":
+                if away is None:
+                    continue
+                host, away = away, None
+        seconds, workers = source.uniform(*CUT_S), source.choice(SCALES)
+        events.append(Event(kind=kind, host=host, seconds=seconds, workers=workers))
+    return events
+
+
+class Disturber:
+    """Carries out a plan, one event after the other. One cable is cut at a time: a new cut heals the one before."""
+
+    def __init__(self, target: Target, hosts: Hosts, events: list[Event], *, haste: float = 1.0) -> None:
+        """`haste`: so many times shorter are cuts, for short forms."""
+        self.target, self.hosts, self.events = target, hosts, list(events)
         self.counts: Counter[str] = Counter()
+        self._haste = haste
+        self._next = 0
         self._cut: Host | None = None
         self._timer: threading.Timer | None = None
         self._away: Host | None = None
-        self._cut_s = (cut_s[0] * calm, cut_s[1] * calm)
 
     def strike(self) -> str:
-        """One event, in words."""
-        for _ in range(MOST_DRAWS):
-            kind = self.random.choice(KINDS)
-            words = self._try(kind)
-            if words:
-                self.counts[kind] += 1
-                return words
-        raise RuntimeError("no event was possible")
+        """The next event, in words."""
+        event, host = self.events[self._next], self.hosts[self.events[self._next].host]
+        self._next += 1
+        done = self._carry_out(event, host)
+        kind = event.kind if done else "worker"
+        if not done and not self.target.kill("worker", host):
+            kind = "nothing"  # there is no worker anywhere
+        self.counts[kind] += 1
+        detail = {"cut": f" for {event.seconds / self._haste:.0f} s", "scale": f" to {event.workers}"}
+        return f"{kind} {host.name}{detail.get(kind, '')}"
 
-    def _try(self, kind: str) -> str:
-        inside = [host for host in self.hosts if host is not self._away]
-        host = self.random.choice(inside)
-        match kind:
+    def _carry_out(self, event: Event, host: Host) -> bool:
+        """False where there was nothing of that kind to hit."""
+        match event.kind:
             case "cut":
-                return self._cut_off(host) if self._cut is None else ""
-            case "leave":
-                others = [one for one in inside[1:] if one is not self._cut]
-                if self._away is not None or not others:
-                    return ""
-                host = self.random.choice(others)
-                self.target.leave(host)
-                self._away = host
-            case "join":
-                if self._away is None or (self._cut is not None and self._cut is self.hosts[0]):
-                    return ""
-                host, self._away = self._away, None
-                self.target.join(host)
+                self._heal()
+                self._cut = host
+                host.cut()
+                self._timer = threading.Timer(event.seconds / self._haste, self._heal)
+                self._timer.start()
+            case "leave" | "join":
+                if self._cut in (host, self.hosts[0]):
+                    self._heal()  # a command typed there would wait for the cable
+                if event.kind == "leave":
+                    self.target.leave(host)
+                    self._away = host
+                else:
+                    self._away = None
+                    self.target.join(host)
             case "scale":
-                workers = self.random.choice(SCALES)
-                return f"scale to {workers}" if self._cut is None and self.target.scale(workers) else ""
+                return self.target.scale(event.workers)
             case _:
-                host = self.hosts[0] if kind == "control" else host
-                if not self.target.kill(kind, host):
-                    return ""
-        return f"{kind} {host.name}"
-
-    def _cut_off(self, host: Host) -> str:
-        seconds = self.random.uniform(*self._cut_s)
-        self._cut = host
-        host.cut()
-        self._timer = threading.Timer(seconds, self._heal)
-        self._timer.start()
-        return f"cut {host.name} for {seconds:.0f} s"
+                return self.target.kill(event.kind, host)
+        return True
 
     def _heal(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._cut is not None:
             self._cut.heal()
             self._cut = None
 
     def repair(self) -> None:
         """All cables whole, all hosts in."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
         self._heal()
         if self._away is not None:
             self.target.join(self._away)
@@ -127,7 +156,7 @@ class RacimoTarget:
 
     def _pid(self, kind: str, host: Host) -> int | None:
         if kind == "worker":
-            return next(iter(self.job.worker_pids(host)), None)
+            return next(iter(self.job.worker_pids(host) or self.job.worker_pids()), None)
         if kind in ("relay", "raylet"):
             return ray_pid(host, kind)
         record = self.cluster.service(self.cluster.head if kind == "control" else host, kind)
@@ -189,14 +218,15 @@ def ray_pid(host: Host, kind: str) -> int | None:
     return None
 
 
-def every_so_often(disturber: Disturber, events: int, every_s: float, within: tuple[float, float]) -> None:
+def every_so_often(disturber: Disturber, every_s: float, within: tuple[float, float], seed: int) -> None:
     """One event in each span of `every_s`, at a drawn moment between the two fractions of it."""
+    source = random.Random(seed)
     began_s = time.monotonic()
-    for number in range(events):
-        moment_s = began_s + (number + disturber.random.uniform(*within)) * every_s
+    for number in range(len(disturber.events)):
+        moment_s = began_s + (number + source.uniform(*within)) * every_s
         time.sleep(max(0.0, moment_s - time.monotonic()))
         say(f"    {time.monotonic() - began_s:.0f} s: {disturber.strike()}")
-    time.sleep(max(0.0, began_s + events * every_s - time.monotonic()))
+    time.sleep(max(0.0, began_s + len(disturber.events) * every_s - time.monotonic()))
 
 
 def at_steps(disturber: Disturber, job: Any, steps: list[int], limit_s: float) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.commits import first_commits, wait_for
-from bench.disturb import Disturber, PeerTarget, RacimoTarget, Target, every_so_often, whole_again
+from bench.disturb import Disturber, PeerTarget, RacimoTarget, Target, every_so_often, plan, whole_again
 from bench.harness import Goal, Row, quick, row, say
 from bench.host_peers import RayHosts, TorchftHosts, TorchrunHosts, require_torchft, running
 from bench.peers import copy_jobs, require_peers, scratch
@@ -14,7 +14,7 @@ from bench.pinned import hosts_pinned
 from bench.stage import Hosts, HostsJob, require_hosts, several, submit
 
 HOSTS = 3
-SEED = 8
+SEED = 14
 EVENTS, QUICK_EVENTS = 20, 3
 EVERY_S, QUICK_EVERY_S = 30.0, 12.0
 QUIET_S, QUICK_QUIET_S = 40.0, 6.0
@@ -74,12 +74,12 @@ def goodput(name: str, job: HostsJob | Any, target: Target, hosts: Hosts) -> dic
     events, every_s, quiet_s = (QUICK_EVENTS, QUICK_EVERY_S, QUICK_QUIET_S) if quick() else (EVENTS, EVERY_S, QUIET_S)
     wait_for(lambda: len(first_commits(job.commits())) >= FIRST_STEPS, LIMIT_S, f"{name}'s first steps")
     wait_for(lambda: len(job.worker_pids()) == HOSTS, LIMIT_S, f"{HOSTS} workers of {name}")
-    disturber = Disturber(target, hosts, SEED, calm=0.3 if quick() else 1.0)
+    disturber = Disturber(target, hosts, plan(SEED, events, HOSTS), haste=3.0 if quick() else 1.0)
     start_s = time.monotonic()
     time.sleep(quiet_s)
     disturbed_s = time.monotonic()
     try:
-        every_so_often(disturber, events, every_s, (0.0, 0.5))
+        every_so_often(disturber, every_s, (0.0, 0.5), SEED)
     finally:
         over_s = time.monotonic()
         disturber.repair()
