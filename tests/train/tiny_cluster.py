@@ -5,6 +5,7 @@ all are ready, another whenever the set of ready, live, not released workers cha
 at a named point of the protocol (`racimo.worker.train.faults`).
 """
 
+import faulthandler
 import json
 import os
 import selectors
@@ -300,6 +301,7 @@ class TinyCluster:
                 os.close(other.pidfd)
                 if other.connection is not None:
                     other.connection.close()
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
             os.environ[CONTEXT_VARIABLE] = str(folder / "worker.json")
             torch.set_num_threads(1)
             faults.at = _killer([fault for fault in self._faults if fault[0] == index])
@@ -341,9 +343,15 @@ class TinyCluster:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"timed out\n{self.story()}"
+            assert left_s > 0, f"timed out\n{self._story_with_stacks()}"
             for key, _ in self._selector.select(min(left_s, wake_s)):
                 key.data()
+
+    def _story_with_stacks(self) -> str:
+        for child in self.live:
+            os.kill(child.pid, signal.SIGUSR2)
+        time.sleep(0.5)  # they write within a moment, and nobody tells when
+        return self.story()
 
     def run(self, count: int, timeout_s: float = 60.0) -> None:
         """Starts `count` workers and waits until all have ended."""
