@@ -14,12 +14,12 @@ from bench.stage import HostsCluster, several, submit
 from racimo.worker.train.batches import Batches
 
 SEEDS, QUICK_SEEDS = 10, 1
-EVENTS, QUICK_EVENTS = 20, 6
+EVENTS, QUICK_EVENTS = 20, 9
 HOSTS = 3
 CARRIER = "ray"
 """So that there are relays and raylets to kill."""
 ALL_S = 25 * 60.0
-RUN_S, QUICK_RUN_S = 95.0, 40.0
+RUN_S, QUICK_RUN_S = 95.0, 25.0
 """How long an undisturbed run is to take: ten disturbed ones must fit into 25 minutes, the reference besides."""
 LIMIT_S = 300.0
 CALIBRATE_STEPS = 40
