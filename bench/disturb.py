@@ -100,7 +100,8 @@ class Disturber:
             kind = "nothing"  # there is no worker anywhere
         self.counts[kind] += 1
         detail = {"cut": f" for {event.seconds / self._haste:.0f} s", "scale": f" to {event.workers}"}
-        return f"{kind} {host.name}{detail.get(kind, '')}"
+        where = "" if kind == "scale" else f" {host.name}"
+        return f"{kind}{where}{detail.get(kind, '')}"
 
     def _carry_out(self, event: Event, host: Host) -> bool:
         """False where there was nothing of that kind to hit."""
