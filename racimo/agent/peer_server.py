@@ -9,10 +9,12 @@ import socket
 import ssl
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
+from racimo.act.tls_listener import TlsListener
 from racimo.agent.arrivals import Arrivals
 from racimo.agent.frames import FrameError, encode_frame
 from racimo.agent.peer_protocol import (
@@ -45,7 +47,9 @@ from racimo.spec.errors import RacimoError
 FIRST_PORT, LAST_PORT = 7701, 7799
 MAX_PEERS = 64
 MAX_CONNECTIONS = 256
-"""Those that have not shown yet who they are included."""
+"""Those that have not shown yet who they are included; `TlsListener` bounds those before."""
+MAX_UNMET_OF_ADDRESS = 64
+"""Of those that have not shown it, so that one stranger alone does not keep the nodes out."""
 HELLO_TIMEOUT_S = 10.0
 IDLE_TIMEOUT_S = 60.0
 BACKLOG = 128
@@ -63,28 +67,26 @@ class PeerServer:
         self.port = 0
         self._folder, self._context, self._pin, self._key = folder, context, pin, key
         self._arrivals = arrivals
-        self._server: asyncio.Server | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._unmet: Counter[str] = Counter()
         self._connections: set[asyncio.Task[None]] = set()
         self._num_met = 0
 
     async def listen(self, address: str) -> int:
         """The port that it listens on. `OSError`: the address is not this machine's, or no port is free."""
         listener = self._bind(address)
-        self._server = await asyncio.start_server(
-            self._accepted, sock=listener, ssl=self._context, limit=BUFFER_BYTES, backlog=BACKLOG,
-            ssl_handshake_timeout=HELLO_TIMEOUT_S,
-        )  # fmt: skip
+        door = TlsListener(listener, self._context, self._new_connection, HELLO_TIMEOUT_S)
+        self._listening = asyncio.get_running_loop().create_task(door.run(), name="peers")
         self.port = listener.getsockname()[1]
         write_whole(self._folder / PORT_FILE, str(self.port).encode())
         return self.port
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in self._connections:
+        tasks = [*self._connections] if self._listening is None else [self._listening, *self._connections]
+        self._listening = None
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _bind(self, address: str) -> socket.socket:
         ports = list(range(FIRST_PORT, LAST_PORT + 1))
@@ -106,19 +108,28 @@ class PeerServer:
             return listener
         raise OSError(errno.EADDRINUSE, f"no port from {FIRST_PORT} to {LAST_PORT} is free at {address}")
 
+    def _new_connection(self) -> asyncio.StreamReaderProtocol:
+        loop = asyncio.get_running_loop()
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(BUFFER_BYTES, loop), self._accepted, loop)
+
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        address = str(writer.get_extra_info("peername")[0])
+        if len(self._connections) >= MAX_CONNECTIONS or self._unmet[address] >= MAX_UNMET_OF_ADDRESS:
             writer.transport.abort()
             return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="peer")
+        self._unmet[address] += 1
+        task = asyncio.get_running_loop().create_task(self._serve(address, reader, writer), name="peer")
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            notice_death(writer.get_extra_info("socket"))
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                welcome = await self._meet(reader, writer)
+            try:
+                notice_death(writer.get_extra_info("socket"))
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    welcome = await self._meet(reader, writer)
+            finally:
+                self._unmet -= Counter({address: 1})
             if welcome:
                 self._num_met += 1
                 try:

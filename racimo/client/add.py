@@ -170,6 +170,8 @@ def _join(remote: Ssh, head: str, token: Token, wish: Wish) -> Added:
         answer = remote.run(command, "racimo join", stdin=f"{token}\n".encode(), timeout_s=JOIN_TIMEOUT_S)
     except CommandFailed as failed:
         error = _error_of(failed)
+        if error is None:
+            raise failed from None
         if error.code == "join-refused" and "this cluster already" in error.message:
             return Added(host=remote.target, note="is a node of this cluster already")
         raise RacimoError(error.code, f"{remote.target}: {error.message}", error.hint) from None
@@ -179,12 +181,12 @@ def _join(remote: Ssh, head: str, token: Token, wish: Wish) -> Added:
         raise RacimoError("ssh-failed", f"{remote.target} answers what racimo join does not: {error}") from None
 
 
-def _error_of(failed: CommandFailed) -> RacimoError:
-    """What `racimo join -o json` said there, on its last line."""
+def _error_of(failed: CommandFailed) -> RacimoError | None:
+    """What `racimo join -o json` said there, on its last line; None if it did not come to say anything."""
     for line in reversed(failed.errors.splitlines()):
         try:
             view = msgspec.json.decode(line, type=ErrorView)
         except msgspec.MsgspecError:
             continue
         return RacimoError(view.code if view.code in ERROR_KINDS else "ssh-failed", view.message, view.hint)
-    return failed
+    return None

@@ -157,7 +157,7 @@ def _refuse_home(home: Home, head: str, token: Token) -> None:
             words = f"this machine has joined this cluster already (head {head}, home {home.root})"
             link = link_state(home)
             if link is not None and link.state == "refused":
-                words = f"{words}, but is refused there: {link.message}"
+                words = f"this machine has joined the cluster of {head} but is refused: {link.message}"
                 raise RacimoError("join-refused", words, link.hint or "racimo down   # leaves the cluster")
             raise RacimoError("join-refused", words, "racimo nodes   # shows it; racimo down leaves the cluster")
     if home.root.exists():

@@ -81,7 +81,7 @@ def test_what_join_says_there_comes_with_its_code_and_the_host(monkeypatch: pyte
         _join(Ssh("gpu"), "10.0.0.1:7700", TOKEN, Wish())
     assert (caught.value.code, caught.value.message) == ("clock-off", "gpu: it is 5m behind")
     FakeSsh(monkeypatch, 127, stderr="sh: 1: .racimo/venv/bin/racimo: not found\n")
-    with pytest.raises(RacimoError, match=r"gpu: racimo join failed: .*not found"):
+    with pytest.raises(RacimoError, match=r"^gpu: racimo join failed: .*not found"):
         _join(Ssh("gpu"), "10.0.0.1:7700", TOKEN, Wish())
 
 
