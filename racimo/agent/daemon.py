@@ -299,6 +299,7 @@ class Agent:
             secret = parse_token(self._home.token_file.read_text()).secret
         except (OSError, RacimoError) as error:
             print(f"agent: {entry.name} cannot be reached from other nodes: {error}", file=sys.stderr)
+            entry.send(encode_frame(Reachable(node=self._node.id, address="", ports=WORKER_PORTS, key=b"")))
             return
         key = hmac.digest(secret.encode(), f"mesh {entry.run}/{entry.attempt}".encode(), "sha256")
         told = Reachable(node=self._node.id, address=self._node.address, ports=WORKER_PORTS, key=key)

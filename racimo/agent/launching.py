@@ -69,7 +69,7 @@ def prepare_launch(
         worker=order.worker, run=run, attempt=attempt, index=index, rank=subject.rank, world_size=subject.world_size,
         least=subject.least, most=subject.most, seed=subject.seed, threads=subject.threads, devices=subject.devices,
         directory=os.fspath(directory), output_dir=os.fspath(output_dir), checkpoint=subject.checkpoint,
-        agent_socket=os.fspath(home.agent_socket), node=node.id, host=node.host,
+        agent_socket=os.fspath(home.agent_socket), node=node.id, host=node.host, reachable=bool(node.address),
     )  # fmt: skip
     write_whole(directory / CONTEXT_FILE, msgspec.json.encode(context))
     environment = {

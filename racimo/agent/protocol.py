@@ -103,6 +103,8 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     agent_socket: str
     node: str
     host: str
+    reachable: bool = False
+    """The node has an address on the network between nodes: a `Reachable` comes as soon as the agent is told."""
 
 
 # Control to agent
@@ -543,8 +545,8 @@ WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved
 
 class Reachable(_Message, frozen=True, kw_only=True):
     """The node's address on the network between nodes, as soon as it has one: the worker listens there for peers on
-    other hosts, on a free port of `ports` (first, last), and says `Ready` again. `key` authenticates the peers of its
-    attempt to each other."""
+    other hosts, on a free port of `ports` (first, last), and says `Ready` (again). `key` authenticates the peers of its
+    attempt to each other. An address of "": this worker cannot be reached from other hosts."""
 
     node: str
     address: str

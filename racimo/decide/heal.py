@@ -44,21 +44,11 @@ def next_generation(run: Run) -> GenerationAnnounced | None:
             return None
     elif finished:
         members = tuple(index for index in members if index in run.generation.members)
-    if not members or (run.generation is not None and run.generation.members == members and not moved(run)):
+    if not members or (run.generation is not None and run.generation.members == members):
         return None
     return GenerationAnnounced(
         run=run.id, attempt=run.attempt, number=run.next_generation, members=members, reason=_change(run, members)
     )
-
-
-def moved(run: Run) -> list[int]:
-    """Members on several nodes that are reached at another address than when their generation was announced."""
-    assert run.generation is not None
-    members = [run.workers[index] for index in run.generation.members]
-    if len({worker.node for worker in members}) == 1:
-        return []
-    known = zip(members, run.generation.addresses, strict=False)
-    return [worker.index for worker, address in known if worker.address != address]
 
 
 def release(run: Run, evicted: Sequence[Worker] = ()) -> list[WorkersLeaving]:
@@ -192,8 +182,6 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
         return Reason(code="first-generation", text=text, counts=counts)
     words = [_gone_words(run, worker) for worker in gone]
     words += [f"worker {index} joined" for index in came]
-    if not words:
-        words = [f"worker {index} has another address" for index in moved(run)]
     text = f"{', '.join(words)}: {len(members)} {'goes' if len(members) == 1 else 'go'} on"
     if len(members) < run.least and run.status == "running" and not exits.finished(run):
         text += f", fewer than the {run.least} asked for, until replacements are ready"

@@ -113,4 +113,4 @@ def _steady(run: Run) -> bool:
             return False
     if not run.elastic:
         return True
-    return len(members) == len(run.workers) == heal.target(run) and not heal.moved(run)
+    return len(members) == len(run.workers) == heal.target(run)

@@ -321,8 +321,7 @@ def _mark_leaving(run: Run, event: ev.WorkersLeaving) -> Run:
 def _announce(state: State, run: Run, event: ev.GenerationAnnounced) -> None:
     if event.number < run.next_generation:
         return
-    addresses = tuple(run.workers[index].address for index in event.members)
-    generation = Generation(number=event.number, members=event.members, reason=event.reason, addresses=addresses)
+    generation = Generation(number=event.number, members=event.members, reason=event.reason)
     state.runs[run.id] = replace(
         run,
         generation=generation,

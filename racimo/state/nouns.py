@@ -127,8 +127,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     members: tuple[int, ...]
     reason: Reason
-    addresses: tuple[str, ...] = ()
-    """Where the members were when it was announced."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,8 @@ class Link(Protocol):
     pause_requested: bool
     leave_requested: bool
     """The next generation, or the present one if it is without me, is that of the others."""
+    expects_address: bool
+    """Word of this machine's address on the network between nodes will come (`on_reachable`)."""
 
     def newest(self) -> NewGeneration | None: ...
 
@@ -78,6 +80,7 @@ class AgentLink:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pause_requested = False
         self.leave_requested = False
+        self.expects_address = context.reachable
         self._hello = WorkerHello(worker=context.worker, pid=os.getpid())
         self._path = context.agent_socket
         self._newest: NewGeneration | None = None
@@ -237,6 +240,7 @@ class NoLink:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pause_requested = False
         self.leave_requested = False
+        self.expects_address = False
         self._generation = generation
 
     def newest(self) -> NewGeneration | None:

@@ -1,6 +1,5 @@
 """Elastic training runs: generations, replacements, growth, release, and when healing must stop."""
 
-import msgspec
 import pytest
 from decide_stage import Stage, node
 
@@ -366,18 +365,13 @@ def test_a_replacement_needs_no_stop_of_anybody() -> None:
     assert not [effect for effect in stage.effects if isinstance(effect, Stop)]
 
 
-def test_a_member_with_another_address_makes_a_new_generation_where_members_are_on_several_nodes() -> None:
+def test_a_member_with_another_address_is_announced_again_in_the_same_generation() -> None:
     stage = Stage(node(1, "n1"), node(1, "n2"))
     run = stage.elastic(2)
-    moved = ev.WorkerReady(run=run, attempt=1, index=1, address="elsewhere", micro_shards=8, numerics="n")
-    stage.core.agent_event(moved)
+    stage.core.agent_event(
+        ev.WorkerReady(run=run, attempt=1, index=1, address="elsewhere", micro_shards=8, numerics="n")
+    )
     stage.turn()
-    announced = stage.only(ev.GenerationAnnounced)
-    assert announced.number == 2 and announced.members == (0, 1)
-    assert "worker 1 has another address" in announced.reason.text
-
-    together = Stage(node(2, "n1"))
-    run = together.elastic(2)
-    together.core.agent_event(msgspec.structs.replace(moved, run=run))
-    together.turn()
-    assert not together.intents, "on one node they reach each other by path"
+    announced = [effect for effect in stage.effects if isinstance(effect, Announce)]
+    assert {effect.node for effect in announced} == {"n1", "n2"}
+    assert all(effect.number == 1 and effect.members[1].address == "elsewhere" for effect in announced)

@@ -85,7 +85,8 @@ class Crew(Position):
     def enter(self) -> None:
         self._outside = seeds.capture()
         self._updates.open()
-        self._be_ready(Address(str(self._listener.path) if self._listener is not None else ""))
+        if not self.link.expects_address:  # else others would be told of me twice
+            self._be_ready(Address(str(self._listener.path) if self._listener is not None else ""))
         self.link.on_reachable(lambda reachable: self._meeting.open_to_others(reachable, self._be_ready))
         self._telemetry.phase("wait")
 

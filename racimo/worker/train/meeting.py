@@ -42,11 +42,15 @@ class Meeting:
         """Listens for workers on other machines. In whatever thread: who computes now is to be found already."""
         listener = self._switchboard.listener
         assert listener is not None
+        if not reachable.address:
+            say_address(Address(str(listener.path)))
+            return
         try:
             port = self._switchboard.courier.listen(reachable.address, reachable.ports, reachable.key)
         except OSError as error:
             first, last = reachable.ports
             say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
+            say_address(Address(str(listener.path)))
             return
         say_address(Address(str(listener.path), reachable.address, port, reachable.node))
 
