@@ -19,11 +19,12 @@ from racimo.client.binding import likely_address, own_addresses, own_addresses_w
 from racimo.client.discovery import Endpoint, supervisor_alive
 from racimo.client.ending import await_gone, end_services, signal_process
 from racimo.client.findings import LOW_DISK_BYTES
+from racimo.client.forgetting import forget
 from racimo.client.interrupts import turn, uninterrupted
 from racimo.client.joined_home import forget_cluster, write_joined_home
 from racimo.client.probing import ask
 from racimo.client.say import Say
-from racimo.client.waiting import await_node, own_node
+from racimo.client.waiting import await_node, own_id, own_node
 from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView, NodeView
 from racimo.spec.config import (
@@ -91,7 +92,8 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
         _refuse_twice(home, head, nodes, wish)
         _tell_of_former(home, nodes, wish, say)
         say(f"the head at {head} welcomes this machine")
-        with _undone_on_failure(home):
+        known = own_node(home, nodes) is not None
+        with _undone_on_failure(home, None if known else endpoint, say):
             _write_home(home, head, token, wish, cluster, endpoint.certificate)
             return _start(home, say)
 
@@ -252,8 +254,9 @@ def _tell_of_former(home: Home, nodes: list[Node], wish: Wish, say: Say) -> None
 
 
 @contextlib.contextmanager
-def _undone_on_failure(home: Home) -> Iterator[None]:
-    """Whatever goes wrong inside, Ctrl-C included: processes are ended and files of this join are gone again."""
+def _undone_on_failure(home: Home, new_at: Endpoint | None, say: Say) -> Iterator[None]:
+    """Whatever goes wrong inside, Ctrl-C included: processes are ended and files of this join are gone again. So is the
+    node at its head (`new_at`; None: it was known there before), which may have come to know it already."""
     if home.join_file.exists():
         with _as_before_on_failure(home):
             yield
@@ -265,6 +268,8 @@ def _undone_on_failure(home: Home) -> Iterator[None]:
         with uninterrupted():
             if supervisor_alive(home):
                 end_services(home)
+                if new_at is not None and (name := own_id(home)):
+                    forget(new_at, name, say)
             forget_cluster(home)
             if fresh:
                 shutil.rmtree(home.root, ignore_errors=True)

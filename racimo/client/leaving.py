@@ -5,12 +5,13 @@ import time
 
 from racimo.client.discovery import Endpoint, local_endpoint, supervisor_alive
 from racimo.client.ending import end_services, service_records
+from racimo.client.forgetting import forget
 from racimo.client.joined_home import forget_cluster
 from racimo.client.joining import link_state
 from racimo.client.probing import ask
 from racimo.client.say import Say
 from racimo.client.waiting import own_id, own_node
-from racimo.control.views import DrainRequest, ForgetRequest, NodeView
+from racimo.control.views import DrainRequest, NodeView
 from racimo.spec.config import read_join
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -20,7 +21,6 @@ DRAIN_S = 20.0
 """How long what only its user understands may go on before it is stopped."""
 WAIT_MOST_S = 60.0
 POLL_S = 0.2
-FORGET_MOST_S = 10.0
 
 
 def leave(home: Home, *, now: bool, say: Say) -> bool:
@@ -47,7 +47,7 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
         say(f"the head at {joined.address} does not answer: ending at once")
     if running:
         end_services(home)
-    if not elsewhere and (node is None or endpoint is None or not _forget(endpoint, node, say)):
+    if not elsewhere and (node is None or endpoint is None or not forget(endpoint, node, say)):
         say(f"once the head answers, type there: racimo nodes forget {name} --confirm-dead")
     forget_cluster(home)
     return running
@@ -90,20 +90,3 @@ def _drain(endpoint: Endpoint, node: str, say: Say) -> None:
         say(f"after {WAIT_MOST_S:.0f} s {len(said)} workers are still here: ending them")
     except RacimoError as error:
         say(f"the head cannot drain this node ({error.message}): ending at once")
-
-
-def _forget(endpoint: Endpoint, node: str, say: Say) -> bool:
-    """True once the head no longer knows the node, all of whose processes have ended."""
-    until_s = time.monotonic() + FORGET_MOST_S
-    while True:
-        try:
-            ask(endpoint, "POST", f"/v1/nodes/{node}/forget", type(None), ForgetRequest(confirm_dead=True))
-            return True
-        except RacimoError as error:
-            if error.code == "node-unknown":
-                return True
-            # Until the head has noticed that the link is gone, the node is up there and cannot be forgotten.
-            if error.code != "wrong-state" or time.monotonic() > until_s:
-                say(f"the head has not forgotten this node: {error.message}")
-                return False
-        time.sleep(POLL_S)

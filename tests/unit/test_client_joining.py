@@ -248,6 +248,30 @@ def test_a_second_ctrl_c_does_not_cut_the_undoing_short(stage: Stage, monkeypatc
     assert ended and not stage.home.root.exists()
 
 
+def test_what_is_undone_is_undone_at_the_head_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent may have been linked in the moment of the Ctrl-C: a node that answers no more would stay."""
+
+    def fails(home: Home, say: Any) -> None:
+        (home.node_dir / "id").write_text("gpu-9")
+        raise KeyboardInterrupt
+
+    forgotten: list[str] = []
+    monkeypatch.setattr(joining, "_start", fails)
+    monkeypatch.setattr(joining, "supervisor_alive", lambda home: True)
+    monkeypatch.setattr(joining, "end_services", lambda home: None)
+    monkeypatch.setattr(joining, "forget", lambda endpoint, node, say: forgotten.append(node))
+    with pytest.raises(KeyboardInterrupt):
+        stage.join()
+    assert forgotten == ["gpu-9"]
+    stage.home.node_dir.mkdir(parents=True)
+    stage.home.root.chmod(0o700)
+    (stage.home.node_dir / "id").write_text("gpu-9")
+    stage.nodes = [other(id="gpu-9", status="silent", host=socket.gethostname())]
+    with pytest.raises(KeyboardInterrupt):
+        stage.join()
+    assert forgotten == ["gpu-9"], "who was a node before may have work to answer for"
+
+
 def test_what_was_of_another_cluster_is_put_aside_and_what_is_of_the_same_is_kept(stage: Stage) -> None:
     """Runs of two clusters may have the same names."""
     home = stage.home

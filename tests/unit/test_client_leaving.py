@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from racimo.client import leaving
+from racimo.client import forgetting, leaving
 from racimo.client.discovery import Endpoint
 from racimo.control.views import NodeView
 from racimo.spec.config import JoinConfig, LinkState
@@ -32,6 +32,7 @@ class Stage:
         monkeypatch.setattr(leaving, "local_endpoint", lambda home: ENDPOINT)
         monkeypatch.setattr(leaving, "end_services", lambda home: None)
         monkeypatch.setattr(leaving, "ask", self.ask)
+        monkeypatch.setattr(forgetting, "ask", self.ask)
 
     def ask(self, endpoint: Any, method: str, path: str, kind: Any, body: Any = None) -> Any:
         if method == "GET":
