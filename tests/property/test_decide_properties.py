@@ -303,6 +303,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def state_is_the_fold_and_survives_a_snapshot(self) -> None:
+        """No second account that can disagree (kueue#10181: corrupted expectations in memory, the scheduler stops)."""
         if not hasattr(self, "core"):
             return
         state = self.core.state
