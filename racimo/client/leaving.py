@@ -30,7 +30,7 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
     assert joined is not None
     running = supervisor_alive(home) or bool(service_records(home))
     endpoint = local_endpoint(home)
-    own = _node_here(home, endpoint)
+    own, why_not = _node_here(home, endpoint)
     elsewhere = own is not None and _is_elsewhere(home, own)
     node = None if own is None or elsewhere else own.id
     name = own_id(home) or "NODE"
@@ -44,24 +44,25 @@ def leave(home: Home, *, now: bool, say: Say) -> bool:
             say(f"node {node} gets no more work: racimo down goes on, racimo drain {node} --undo takes it back")
             raise
     elif running and not now:
-        say(f"the head at {joined.address} does not answer: ending at once")
+        say(f"the head cannot be asked ({why_not or f'{joined.address} does not know this node'}): ending at once")
     if running:
         end_services(home)
-    if not elsewhere and (node is None or endpoint is None or not forget(endpoint, node, say)):
-        say(f"once the head answers, type there: racimo nodes forget {name} --confirm-dead")
+    left = elsewhere or (endpoint is not None and not why_not and (node is None or forget(endpoint, node, say)))
+    if not left:
+        say(f"once the head of that cluster answers, type there: racimo nodes forget {name} --confirm-dead")
     forget_cluster(home)
     return running
 
 
-def _node_here(home: Home, endpoint: Endpoint | None) -> Node | None:
-    """This home's node in the cluster; None if the head does not know it or does not answer."""
+def _node_here(home: Home, endpoint: Endpoint | None) -> tuple[Node | None, str]:
+    """This home's node in the cluster, None if the head does not know it; and why the head cannot be asked, if so."""
     if endpoint is None:
-        return None
+        return None, f"there is no {home.cluster_file.name} in {home.root}"
     try:
         views = ask(endpoint, "GET", "/v1/nodes", list[NodeView])
-    except RacimoError:
-        return None
-    return own_node(home, [view.node for view in views])
+    except RacimoError as error:
+        return None, error.message
+    return own_node(home, [view.node for view in views]), ""
 
 
 def _is_elsewhere(home: Home, node: Node) -> bool:

@@ -11,6 +11,7 @@ from racimo.client import forgetting, leaving
 from racimo.client.discovery import Endpoint
 from racimo.control.views import NodeView
 from racimo.spec.config import JoinConfig, LinkState
+from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.state.nouns import Device, Node
 
@@ -88,3 +89,15 @@ def test_who_interrupts_the_wait_is_told_how_the_node_stands(stage: Stage, monke
     with pytest.raises(KeyboardInterrupt):
         stage.leave()
     assert "racimo drain gpu-1 --undo" in stage.said[0] and stage.home.join_file.exists()
+
+
+def test_why_the_head_cannot_be_asked_is_said(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that was set up anew answers well enough, with another certificate."""
+
+    def ask(*rest: Any) -> None:
+        raise RacimoError("certificate-mismatch", "it shows another certificate")
+
+    monkeypatch.setattr(leaving, "ask", ask)
+    stage.leave()
+    assert stage.said[0] == "the head cannot be asked (it shows another certificate): ending at once"
+    assert "nodes forget gpu-1 --confirm-dead" in stage.said[1]
