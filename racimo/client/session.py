@@ -221,6 +221,12 @@ def raise_for_error(status: int, content: bytes, endpoint: Endpoint) -> None:
         view = msgspec.json.decode(content, type=ErrorView)
     except msgspec.MsgspecError:
         view = ErrorView(code="internal", message=f"the cluster answered with status {status}")
+        if status == 503:  # the web server's own word, before any of the API is asked
+            view = ErrorView(
+                code="busy",
+                message=f"the cluster at {endpoint.address} has as many connections as it takes",
+                hint="racimo check   # in some seconds, or on the head itself: loopback has places of its own",
+            )
     if status == 401:
         hint = f"the token comes from {endpoint.token_source}; $RACIMO_TOKEN_FILE names another file"
         raise RacimoError("unauthorized", f"the cluster at {endpoint.address} does not accept this token", hint)

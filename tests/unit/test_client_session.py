@@ -7,8 +7,8 @@ import pytest
 from client_stage import Stage, Turns, run_view
 
 from racimo.client import session as session_module
-from racimo.client.discovery import Finder, local_endpoint, remote_endpoint
-from racimo.client.session import split_lines
+from racimo.client.discovery import Endpoint, Finder, local_endpoint, remote_endpoint
+from racimo.client.session import raise_for_error, split_lines
 from racimo.control.views import OutputView, RunView
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -264,3 +264,10 @@ def test_a_body_that_is_no_utf_8_is_refused_by_what_is_wrong_in_it(tmp_path: Pat
     assert r"'\udcff'" in caught.value.message
     with pytest.raises(RacimoError, match="invalid-request"):
         stage.client.set_secret("KEY", "a\udcff")
+
+
+def test_a_cluster_with_too_many_connections_is_busy_not_broken() -> None:
+    endpoint = Endpoint(address="https://10.0.0.1:7700", token="t", token_source="here")
+    with pytest.raises(RacimoError) as caught:
+        raise_for_error(503, b"Service Unavailable", endpoint)
+    assert caught.value.code == "busy" and "as many connections as it takes" in caught.value.message
