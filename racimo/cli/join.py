@@ -1,6 +1,7 @@
 """`racimo join`: makes this machine a node of a cluster whose head is another."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -74,7 +75,10 @@ def _read_token(place: str | None) -> Token:
             talk("reading the token from the terminal: paste it and press Enter")
         return parse_token(sys.stdin.readline(MAX_TOKEN_CHARS))
     try:
-        return parse_token(Path(place).read_text()[:MAX_TOKEN_CHARS])
+        token = parse_token(Path(place).read_text()[:MAX_TOKEN_CHARS])
+        if os.path.isfile(place) and os.stat(place).st_mode & 0o077:
+            talk(f"others on this machine can read the token in {place}: chmod 600 {place}")
+        return token
     except OSError as error:
         raise RacimoError("file-unreadable", f"cannot read {place}: {error.strerror}", f"ls -l {place}") from None
     except UnicodeDecodeError:

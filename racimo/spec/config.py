@@ -111,7 +111,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def read_config(home: Home) -> ClusterConfig:
-    """`RacimoError` start-failed for a file that is not as written; one that is not there is all defaults."""
+    """`RacimoError` start-failed for a file that is not as written or cannot be read; one that is not there is all defaults."""
     return _read(home.config_file, ClusterConfig) or ClusterConfig()
 
 
@@ -125,5 +125,7 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise RacimoError("start-failed", f"cannot read {path}: {error.strerror}", f"ls -ld {path.parent}") from None
     except msgspec.MsgspecError as error:
         raise RacimoError("start-failed", f"{path} is not as written: {error}") from None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from racimo.cli.join import _read_token
 from racimo.cli.main import load, main, make_parser
 from racimo.cli.submit import make_spec
 from racimo.cli.usage import UsageError
@@ -220,3 +221,17 @@ def test_looking_loads_no_torch() -> None:
     script = "import racimo.cli.runs, racimo.cli.submit, racimo.cli.follow, racimo.client.api, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "numpy", "ray", "asyncio", "starlette", "uvicorn"}
+
+
+def test_a_token_file_that_others_can_read_is_named_with_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o644)
+    assert _read_token(str(file)).secret == "secret"
+    said = capsys.readouterr().err
+    assert f"chmod 600 {file}" in said and "secret" not in said
+    file.chmod(0o600)
+    _read_token(str(file))
+    assert capsys.readouterr().err == ""

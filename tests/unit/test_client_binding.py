@@ -9,7 +9,7 @@ import pytest
 from racimo.act.tls import make_certificate
 from racimo.client import binding
 from racimo.client.binding import check_bind, checked_bind, join_line
-from racimo.spec.config import Token, join_address, parse_address, parse_token
+from racimo.spec.config import Token, join_address, parse_address, parse_token, read_join
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
@@ -94,3 +94,10 @@ def test_what_is_no_token_is_refused_without_showing_it(text: str) -> None:
 def test_a_token_is_a_secret_perhaps_with_a_pin() -> None:
     assert parse_token("abc\n") == Token("abc")
     assert str(parse_token(f"abc:{'0' * 64}")) == f"abc:{'0' * 64}"
+
+
+def test_a_home_that_is_a_file_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (Home(tmp_path / "file"), Home(tmp_path / "file" / "below")):
+        with pytest.raises(RacimoError, match="cannot read .*join.json: Not a directory"):
+            read_join(home)
