@@ -1,7 +1,6 @@
 """`racimo join`: makes this machine a node of a cluster whose head is another."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -75,8 +74,9 @@ def _read_token(place: str | None) -> Token:
             talk("reading the token from the terminal: paste it and press Enter")
         return parse_token(sys.stdin.readline(MAX_TOKEN_CHARS))
     try:
-        token = parse_token(Path(place).read_text()[:MAX_TOKEN_CHARS])
-        if os.path.isfile(place) and os.stat(place).st_mode & 0o077:
+        path = Path(place)
+        token = parse_token(path.read_text()[:MAX_TOKEN_CHARS])
+        if path.is_file() and path.stat().st_mode & 0o077:  # not of a pipe, such as the shell's <(...)
             talk(f"others on this machine can read the token in {place}: chmod 600 {place}")
         return token
     except OSError as error:

@@ -111,7 +111,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def read_config(home: Home) -> ClusterConfig:
-    """`RacimoError` start-failed for a file that is not as written or cannot be read; one that is not there is all defaults."""
+    """`RacimoError` start-failed for a file that is not as written or cannot be read; one not there is all defaults."""
     return _read(home.config_file, ClusterConfig) or ClusterConfig()
 
 

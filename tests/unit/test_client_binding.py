@@ -99,5 +99,5 @@ def test_a_token_is_a_secret_perhaps_with_a_pin() -> None:
 def test_a_home_that_is_a_file_is_an_error_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for home in (Home(tmp_path / "file"), Home(tmp_path / "file" / "below")):
-        with pytest.raises(RacimoError, match="cannot read .*join.json: Not a directory"):
+        with pytest.raises(RacimoError, match=r"cannot read .*join\.json: Not a directory"):
             read_join(home)
