@@ -119,7 +119,7 @@ def read_live(root: str | os.PathLike[str], role: str) -> ProcessRecord | None:
         with open(record_path(root, role)) as file:
             content = json.load(file)
         record = ProcessRecord(int(content["pid"]), int(content["start_ticks"]), role)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return record if record.alive else None
 

@@ -136,7 +136,7 @@ def private_files(home: Home) -> list[Finding]:
     for path in _private(home):
         try:
             mode = path.stat().st_mode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         if stat.S_IMODE(mode) & 0o077:
             open_ones.append(path)
@@ -255,7 +255,7 @@ def _is_meant(home: Home, place: str, role: str) -> bool:
 def journal(home: Home) -> list[Finding]:
     try:
         size_bytes = home.journal_file.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     words = f"{format_size(size_bytes)} in {home.journal_file}"
     if size_bytes > JOURNAL_CHECKED_BYTES:

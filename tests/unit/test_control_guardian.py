@@ -154,3 +154,8 @@ def test_leftovers_are_found_by_record_group_and_session_and_nothing_else(
 def _children_of_this_process() -> set[int]:
     me = os.getpid()
     return {int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()}
+
+
+def test_a_home_that_is_a_file_has_no_processes(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert guardian.read_live(tmp_path / "file", "supervisor") is None
