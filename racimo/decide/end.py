@@ -87,7 +87,8 @@ def _verdict(run: Run) -> tuple[How, Reason, list[Worker]] | None:
 
 def _lost_state(run: Run, live: list[Worker]) -> tuple[How, Reason, list[Worker]] | None:
     """An exact attempt in which nobody is left who holds the state of the last step, or a member is done already."""
-    dead = exits.dead(run)
+    absent = exits.not_started(run)
+    dead = [worker for worker in exits.dead(run) if worker not in absent]
     if exits.exact(run) and not run.elastic and dead:
         text = f"{exits.ending_words(dead[0])} before it was ready: the attempt begins anew"
         return "abort", Reason(code="begins-anew", text=text), live

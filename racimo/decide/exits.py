@@ -7,6 +7,8 @@ from racimo.state.nouns import Failure, Run, Worker, worker_id
 MAX_DEATHS_WITHOUT_PROGRESS = 5
 _OURS = ("stop", "abort", "release")
 _DIED = ("killed", "unknown")
+_OF_ITS_NODE = frozenset({"disk-full", "environment-failed", "rendezvous-failed", "internal"})
+"""Why a worker cannot be started on one node and may well be on another; a missing file is missing everywhere."""
 
 
 def exact(run: Run) -> bool:
@@ -29,9 +31,21 @@ def _at_fault(run: Run, worker: Worker) -> bool:
 
 
 def _never_came(run: Run, worker: Worker) -> bool:
-    """A newcomer that could not even be started (such as for want of disk) beside members that go on without it."""
-    failed = worker.exit is not None and worker.exit.outcome == "failed"
-    return failed and run.generation is not None and worker.pid is None and worker.index not in run.generation.members
+    """One that could not even be started (such as for want of disk) beside members that go on without it or, before
+    the first generation, beside as many others as the run needs: what no node can start ends it at the latest then."""
+    if not _not_started(worker):
+        return False
+    if run.generation is not None:
+        return worker.index not in run.generation.members
+    others = [other for other in run.workers.values() if not _not_started(other)]
+    failure = worker.exit.failure if worker.exit is not None else None
+    of_its_node = failure is not None and failure.code in _OF_ITS_NODE
+    # Whoever is done without a generation knows nothing of the others: a part of the work would be missing.
+    return of_its_node and len(others) >= run.least and not finished(run)
+
+
+def _not_started(worker: Worker) -> bool:
+    return worker.exit is not None and worker.exit.outcome == "failed" and worker.pid is None
 
 
 def dead(run: Run) -> list[Worker]:
@@ -44,6 +58,11 @@ def dead(run: Run) -> list[Worker]:
         and (worker.exit.outcome in _DIED or _never_came(run, worker))
     ]
     return sorted(found, key=lambda worker: worker.exited_at_s)
+
+
+def not_started(run: Run) -> list[Worker]:
+    """Those without whom the run goes on because their nodes could not start them."""
+    return [worker for worker in run.workers.values() if _never_came(run, worker)]
 
 
 def unhealed(run: Run) -> list[Worker]:

@@ -179,6 +179,8 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
     counts: dict[str, int | float] = {"members": len(members), "before": len(before), "least": run.least}
     if run.generation is None:
         text = f"all {len(members)} workers are ready" if len(members) > 1 else "its worker is ready"
+        if absent := exits.not_started(run):
+            text = f"{len(members)} of {len(run.workers)} workers are ready: {_absent_words(absent)}"
         return Reason(code="first-generation", text=text, counts=counts)
     words = [_gone_words(run, worker) for worker in gone]
     words += [f"worker {index} joined" for index in came]
@@ -187,6 +189,13 @@ def _change(run: Run, members: tuple[int, ...]) -> Reason:
         text += f", fewer than the {run.least} asked for, until replacements are ready"
     code = "members-changed" if gone and came else "member-lost" if gone else "member-joined"
     return Reason(code=code, text=text, counts=counts)
+
+
+def _absent_words(absent: list[Worker]) -> str:
+    first = absent[0]
+    assert first.exit is not None and first.exit.failure is not None
+    more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+    return f"worker {first.index} could not be started on {first.node} ({first.exit.failure.message}){more}"
 
 
 def _gone_words(run: Run, worker: Worker) -> str:

@@ -319,6 +319,65 @@ def test_the_first_workers_that_cannot_be_started_end_the_run_with_the_reason() 
     assert stage.run(run).failure.code == "environment-failed"
 
 
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_run_begins_without_a_worker_that_its_node_cannot_start_if_enough_others_are_there(
+    trained_before: bool,
+) -> None:
+    """One machine's full disk is no reason for five others not to begin."""
+    stage = Stage(node(2, "n1"), node(1, "n2"))
+    run = stage.train("2..3")
+    if trained_before:
+        stage.started(run)
+        stage.ready(run)
+        for index in range(3):
+            stage.exit(run, index, "killed", commits=7, turn=False)
+        stage.turn()
+        assert stage.run(run).attempt == 2
+    attempt = stage.run(run).attempt
+    absent = next(worker.index for worker in stage.run(run).live_workers if worker.node == "n2")
+    stage.exit(run, absent, "failed", code="disk-full")
+    assert not stage.intents
+    stage.started(run)
+    stage.ready(run)
+    others = tuple(sorted({0, 1, 2} - {absent}))
+    assert (stage.run(run).attempt, members(stage, run)) == (attempt, others)
+    reason = stage.only(ev.GenerationAnnounced).reason.text
+    assert (
+        reason
+        == f"2 of 3 workers are ready: worker {absent} could not be started on n2 (worker {absent} says disk-full)"
+    )
+    assert stage.only(ev.WorkersPlanned).placements[0].node == "n2", "it is tried again beside those that train"
+
+
+def test_what_no_node_can_start_ends_the_run_once_too_few_are_left() -> None:
+    stage = Stage(node(1, "n1"), node(1, "n2"), node(1, "n3"))
+    run = stage.train("2..3")
+    stage.exit(run, 0, "failed", code="environment-failed")
+    assert stage.run(run).status == "running"
+    stage.exit(run, 2, "failed", code="environment-failed")
+    stage.exit(run, 1, "killed")
+    assert stage.run(run).failure.code == "environment-failed"
+    assert stage.run(run).status == "failed"
+
+
+@pytest.mark.parametrize("code", ["file-missing", "module-missing", "syntax-error"])
+def test_what_every_node_would_lack_ends_the_run_at_the_first_word_of_it(code: str) -> None:
+    stage = Stage(node(1, "n1"), node(1, "n2"), node(1, "n3"))
+    run = stage.train("2..3")
+    stage.exit(run, 0, "failed", code=code)
+    assert stage.only(ev.WorkersLeaving).how == "stop"
+
+
+def test_a_script_without_generations_is_not_done_if_one_of_its_workers_never_began() -> None:
+    stage = Stage(node(1, "n1"), node(1, "n2"), node(1, "n3"))
+    run = stage.train("2..3")
+    stage.exit(run, 0, "failed", code="disk-full")
+    stage.started(run)
+    stage.exit(run, 1)
+    stage.exit(run, 2)
+    assert (stage.run(run).status, stage.run(run).failure.code) == ("failed", "disk-full")
+
+
 def test_a_newcomer_of_another_numerics_class_is_refused_and_no_other_is_tried() -> None:
     stage = Stage(node(3))
     run = stage.elastic(2)
