@@ -16,8 +16,8 @@ import msgspec
 
 from racimo.agent.processes import boot_id
 from racimo.agent.whole_file import write_whole
+from racimo.state.lease import LEASE_S
 
-LEASE_S = 600.0
 LOOK_EVERY_S = 5.0
 NOTE_EVERY_S = 30.0
 """How old the noted contact may be: an agent that starts anew counts from there, so leases end earlier, never later."""

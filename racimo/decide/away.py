@@ -15,10 +15,9 @@ from racimo.decide.fit import Pool, ask_of
 from racimo.spec.quantity import format_duration
 from racimo.state.events import Intent, NodeLost, WorkersLost
 from racimo.state.fold import State
+from racimo.state.lease import LEASE_S
 from racimo.state.nouns import Node, Reason, Run, Worker, parse_worker_id
 
-LEASE_S = 600.0
-"""After so long without a word from the control process an agent ends what is not exact, on its own clock."""
 LEASE_MARGIN_S = 30.0
 """How much longer the control process waits: for the agent's killing, and for clocks that differ in rate."""
 BYSTANDER_PATIENCE_S = 10.0

@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable
 
 from racimo.agent import protocol
-from racimo.decide.away import LEASE_S
 from racimo.sim.timeline import Timeline
 from racimo.sim.training import SimTraining
 from racimo.sim.worker import SimWorker
 from racimo.state import events as ev
+from racimo.state.lease import LEASE_S
 from racimo.state.nouns import Exit, Failure, Node
 
 FORK_S = 0.015

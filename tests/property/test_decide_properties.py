@@ -9,13 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from racimo.act.journal import MemoryDisk, MemoryJournal
 from racimo.control.core import Core
 from racimo.decide import decide
-from racimo.decide.away import LEASE_MARGIN_S, LEASE_S
+from racimo.decide.away import LEASE_MARGIN_S
 from racimo.decide.fit import PAIR_FRESH_S, can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import PRIORITY_ORDER, RunSpec
 from racimo.state import events as ev
 from racimo.state.fold import State, fold
+from racimo.state.lease import LEASE_S
 from racimo.state.nouns import Device, Exit, Failure, Node, Outcome, Run, Worker, worker_id
 from racimo.state.state import placeable
 

@@ -5,10 +5,11 @@ from decide_stage import Stage, node
 
 from racimo.agent.protocol import WorkerState
 from racimo.control.effects import Announce, Start, Stop
-from racimo.decide.away import BYSTANDER_PATIENCE_S, HOLDERS_PATIENCE_S, LEASE_MARGIN_S, LEASE_S
+from racimo.decide.away import BYSTANDER_PATIENCE_S, HOLDERS_PATIENCE_S, LEASE_MARGIN_S
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.state import events as ev
+from racimo.state.lease import LEASE_S
 
 WHOLE_LEASE_S = LEASE_S + LEASE_MARGIN_S
 
@@ -300,12 +301,6 @@ def test_the_head_replaced_while_a_run_finishes_records_what_its_node_saw() -> N
     stage.core.resync(away, [WorkerState(worker=f"{run}/1/0", pid=1000, exited=True)])
     stage.exit(run, 0)
     assert stage.run(run).status == "succeeded"
-
-
-def test_the_agents_lease_is_the_one_that_decisions_count_on() -> None:
-    from racimo.agent.lease import LEASE_S as AGENTS_LEASE_S
-
-    assert AGENTS_LEASE_S == LEASE_S
 
 
 def test_going_down_waits_for_nobody_who_does_not_answer() -> None:
