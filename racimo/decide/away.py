@@ -92,6 +92,8 @@ class Away:
         member = run.generation is not None and worker.index in run.generation.members
         if not member or worker.leaving in ("stop", "abort", "release"):
             return node.silent_at_s + BYSTANDER_PATIENCE_S if self._anyone_answers else lease_s
+        if self._regroups(run):
+            return 0.0
         # They may well go on committing where nobody else sees it; who is stuck on them would say so.
         return lease_s if self._has_place(run) else math.inf
 
@@ -99,10 +101,22 @@ class Away:
         """Whether the run has somebody who holds its newest step where it can be reached, or none to wait for."""
         if run.generation is None or run.status not in ("running", "pausing"):
             return True
-        for worker in run.live_workers:
-            if self._answers(worker) and exits.holds_state(run, worker, lost.silent_at_s, HOLDS_AFTER_S):
-                return True
+        if self._holder_answers(run, lost):
+            return True
         return not any(w.index in run.generation.members and w.node == lost.id for w in run.live_workers)
+
+    def _holder_answers(self, run: Run, lost: Node) -> bool:
+        return any(
+            self._answers(worker) and exits.holds_state(run, worker, lost.silent_at_s, HOLDS_AFTER_S)
+            for worker in run.live_workers
+        )
+
+    def _regroups(self, run: Run) -> bool:
+        """Whether a generation is about to be formed without members on a lost node: its announcement could not reach
+        members on silent ones either, so the others would only wait for them in it."""
+        nodes = [self._state.nodes[worker.node] for worker in run.live_workers if worker.node in self._state.nodes]
+        lost = [node for node in nodes if node.status == "lost" or node.id in self._lost]
+        return any(self._holder_answers(run, node) for node in lost)
 
     def _has_place(self, run: Run) -> bool:
         """Whether giving its workers up would help: some are left, or there are machines on which it could begin anew.
@@ -148,13 +162,15 @@ def _wait(run: Run, node: Node, now_s: float, at_s: float) -> Reason:
 
 
 def _gone(state: State, workers: list[Worker], now_s: float) -> Reason:
-    node = state.nodes.get(workers[0].node)
+    names = list(dict.fromkeys(worker.node for worker in workers))
     what = ("worker " if len(workers) == 1 else "workers ") + ", ".join(str(worker.index) for worker in workers)
     counts: dict[str, int | float] = {"workers": len(workers)}
-    if node is None:
-        text = f"{workers[0].node} was declared dead: {what} went with it"
+    nodes = [state.nodes[name] for name in names if name in state.nodes]
+    if not nodes:
+        text = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} declared dead: {what} went with it"
         return Reason(code="node-forgotten", text=text, counts=counts)
-    silent_s = max(0.0, now_s - node.silent_at_s)
+    silent_s = max(0.0, now_s - min(node.silent_at_s for node in nodes))
     verb = "counts" if len(workers) == 1 else "count"
-    text = f"{node.id} has not answered for {format_duration(silent_s)}: {what} {verb} as gone"
+    have = "has" if len(names) == 1 else "have"
+    text = f"{', '.join(names)} {have} not answered for {format_duration(silent_s)}: {what} {verb} as gone"
     return Reason(code="node-lost", text=text, counts={**counts, "silent_s": round(silent_s, 1)})

@@ -161,6 +161,32 @@ def test_a_run_wholly_on_silent_nodes_keeps_them_until_their_lease_has_ended() -
     assert {worker.node for worker in stage.run(run).live_workers} != {away}
 
 
+def test_who_is_silent_too_is_given_up_with_a_lost_node_and_one_generation_is_enough() -> None:
+    """The head's cable is out: its own worker goes on alone, after one change of members instead of one per node."""
+    stage = hosts(1, 1, 1)
+    run = spread(stage, 3)
+    silent(stage, node_of(stage, run, 1), node_of(stage, run, 2))
+    assert not stage.intents
+    stage.core.node_stuck(node_of(stage, run, 1), f"{run}/1/0")
+    stage.turn()
+    assert stage.only(ev.NodeLost).node == node_of(stage, run, 1), "the other one may only be slow to answer"
+    assert stage.only(ev.WorkersLost).indices == (1, 2)
+    assert "n2, n3 have not answered" in stage.only(ev.WorkersLost).reason.text
+    assert stage.only(ev.GenerationAnnounced).members == (0,)
+
+
+def test_who_is_silent_is_kept_where_nobody_who_answers_holds_the_newest_step() -> None:
+    stage = hosts(1, 1, 1)
+    run = spread(stage, 2)
+    stage.core.scale(run, WorkerRange(2, 3))
+    stage.turn()
+    silent(stage, node_of(stage, run, 0), node_of(stage, run, 1))
+    stage.core.node_stuck(node_of(stage, run, 0), f"{run}/1/2")
+    stage.turn()
+    assert stage.only(ev.NodeLost).node == node_of(stage, run, 0)
+    assert len(stage.run(run).live_workers) == 3
+
+
 def test_newcomers_on_a_silent_node_are_not_waited_for() -> None:
     """They hold nothing; the first generation would else wait for the whole lease."""
     stage = hosts(1, 1, 1)
