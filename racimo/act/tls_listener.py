@@ -14,6 +14,8 @@ MAX_HANDSHAKES = 256
 MAX_HANDSHAKES_OF_ADDRESS = 64
 """So that one machine alone cannot keep the others out."""
 ACCEPT_AGAIN_S = 0.2
+SHUTDOWN_TIMEOUT_S = 5.0
+"""For what was still to be sent when a connection was closed, and for the other side's word that it heard it."""
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
 """Errors of accept that pass by themselves."""
 
@@ -52,6 +54,7 @@ class TlsListener:
                     await asyncio.sleep(ACCEPT_AGAIN_S)  # nothing tells when a descriptor comes free
                     continue
                 self._take(connection, address[0])
+                await asyncio.sleep(0)  # accepting does not wait while there are more: handshakes have their turn
         finally:
             self._listener.close()
             for handshake in self._handshakes:
@@ -71,8 +74,9 @@ class TlsListener:
     async def _shake_hands(self, connection: socket.socket, host: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._context, ssl_handshake_timeout=self._timeout_s
-            )
+                self._make_protocol, connection, ssl=self._context,
+                ssl_handshake_timeout=self._timeout_s, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            )  # fmt: skip
         except OSError:
             pass  # no TLS, or no end of it in time: a scanner, or a machine that went away, and worth no line in a log
         finally:

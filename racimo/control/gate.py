@@ -40,24 +40,29 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # no websockets; the lifespan needs nothing
-        started = False
+        started = known = False
 
         async def watched_send(message: Message) -> None:
             nonlocal started
             started = True
+            if message["type"] == "http.response.start" and not known:
+                # A stranger keeps no place among the connections, nor a body that nobody reads.
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
         try:
-            check_host(_headers(scope), self._names, self._host)
+            headers = _headers(scope)
+            check_host(headers, self._names, self._host)
+            known = has_token(headers, self._token)
             if scope["path"] not in OPEN_PATHS:
-                check_caller(_headers(scope), self._token)
+                check_caller(headers, self._token)
             await self._app(scope, receive, watched_send)
         except RacimoError as error:
-            await self._fail(scope, send, error, started)
+            await self._fail(scope, watched_send, error, started)
         except Exception as problem:
             log.error("%s %s", scope["method"], scope["path"], exc_info=problem)
             internal = RacimoError("internal", "an error inside of Racimo; its log has the traceback", "racimo check")
-            await self._fail(scope, send, internal, started)
+            await self._fail(scope, watched_send, internal, started)
 
     async def _fail(self, scope: Scope, send: Send, error: RacimoError, started: bool) -> None:
         if started:
@@ -90,11 +95,15 @@ def check_host(headers: dict[str, str], names: frozenset[str] = LOOPBACK_NAMES, 
         raise RacimoError("invalid-request", "requests from pages of another origin are refused")
 
 
-def check_caller(headers: dict[str, str], token: bytes) -> None:
-    """`RacimoError`: unauthorized, which says nothing more, or version-mismatch with both versions."""
+def has_token(headers: dict[str, str], token: bytes) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     same = hmac.compare_digest(given.strip().encode(), token)
-    if scheme.lower() != "bearer" or not same or not token:
+    return scheme.lower() == "bearer" and same and bool(token)
+
+
+def check_caller(headers: dict[str, str], token: bytes) -> None:
+    """`RacimoError`: unauthorized, which says nothing more, or version-mismatch with both versions."""
+    if not has_token(headers, token):
         raise RacimoError("unauthorized", "unauthorized")
     spoken = headers.get(PROTOCOL_HEADER, "")
     if spoken != str(PROTOCOL_VERSION):

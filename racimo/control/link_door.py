@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from asyncio import sslproto
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -15,6 +16,7 @@ import msgspec
 from racimo.act.agent_client import AgentClient
 from racimo.act.tcp import PATIENT_DEAD_PEER_MS, drop_when_dead
 from racimo.act.tls import ensure_head_certificate, server_context
+from racimo.act.tls_listener import TlsListener
 from racimo.agent.frames import FrameError, encode_frame, read_frame
 from racimo.agent.protocol import LINK_ALPN, LinkAccepted, LinkHello, Refused
 from racimo.control.carrier import Carrier
@@ -26,6 +28,9 @@ from racimo.version import __version__
 
 BACKLOG = 4096
 MAX_LINKS = 4096
+MAX_UNMET, MAX_UNMET_OF_ADDRESS = 512, 256
+"""Connections in their handshake, and links that have not shown yet that they belong here. One address may well be that
+of two thousand agents, all of which dial at once when this process has begun; those turned away dial again."""
 HELLO_TIMEOUT_S = 10.0
 """For the TLS handshake, then for the first words of a link or a first HTTP request."""
 MAX_HELLO_BYTES = 2**20
@@ -45,12 +50,14 @@ log = logging.getLogger("racimo.control.link")
 
 
 class LinkDoor:
-    """`http`: makes the protocol of one HTTPS connection."""
+    """`http`: makes the protocol of one HTTPS connection from that address, or None if there are too many."""
 
-    def __init__(self, home: Home, carrier: Carrier, house: Callable[[], House], http: Callable[[], asyncio.Protocol]):
+    def __init__(
+        self, home: Home, carrier: Carrier, house: Callable[[], House], http: Callable[[str], asyncio.Protocol | None]
+    ) -> None:
         self._home, self._carrier, self._house, self._http = home, carrier, house, http
         self._links: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._unmet: Counter[str] = Counter()
         self.problem: RacimoError | None = None
         """Why nobody is listening, while nobody is."""
 
@@ -66,15 +73,14 @@ class LinkDoor:
                 await asyncio.sleep(LISTEN_AGAIN_S)  # nothing tells when an address or a port comes free
         self.problem = None
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Visitor(self), sock=listener, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HELLO_TIMEOUT_S
-        )
+        door = TlsListener(
+            listener, context, lambda: _Visitor(self), HELLO_TIMEOUT_S,
+            most=MAX_UNMET, most_of_address=MAX_UNMET_OF_ADDRESS,
+        )  # fmt: skip
         log.info("machines may join at %s", bind)
         try:
-            await asyncio.Event().wait()
+            await door.run()
         finally:
-            self._server.close()
             for link in self._links:
                 link.cancel()
             await asyncio.gather(*self._links, return_exceptions=True)
@@ -94,37 +100,37 @@ class LinkDoor:
             log.error("%s", error.message)
         self.problem = error
 
-    def admit(self, transport: asyncio.Transport) -> asyncio.Protocol:
-        """The protocol for a connection whose handshake is over."""
+    def admit(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
+        """The protocol for a connection whose handshake is over; None if it is one too many."""
         wrapped = cast("ssl.SSLObject", transport.get_extra_info("ssl_object"))
         loop = asyncio.get_running_loop()
         if wrapped.selected_alpn_protocol() == LINK_ALPN:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_AHEAD_BYTES, loop), self._enter, loop)
         drop_when_dead(transport.get_extra_info("socket"), PATIENT_DEAD_PEER_MS)
-        protocol = self._http()
+        protocol = self._http(_host_of(transport))
+        if protocol is None:
+            return None
         loop.call_later(HELLO_TIMEOUT_S, _drop_unused, protocol, transport)
         return protocol
 
     def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._links) >= MAX_LINKS:
+        host = _host_of(writer)
+        too_many = self._unmet[host] >= MAX_UNMET_OF_ADDRESS or self._unmet.total() >= MAX_UNMET
+        if too_many or len(self._links) >= MAX_LINKS:
             writer.transport.abort()
             return
-        link = asyncio.create_task(self._link(reader, writer), name="link")
+        self._unmet[host] += 1
+        link = asyncio.create_task(self._link(host, reader, writer), name="link")
         self._links.add(link)
         link.add_done_callback(self._links.discard)
 
-    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _link(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            drop_when_dead(writer.get_extra_info("socket"))
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                body = await read_frame(reader, MAX_HELLO_BYTES)
-            if body is None:
-                return
-            hello = _HELLO.decode(body)
-            problem = refusal(hello, self._house(), time.time()) or self._refuse_second(hello)
-            if problem is not None:
-                log.warning("%s is refused: %s", writer.get_extra_info("peername")[0], problem.message)
-                await self._refuse(writer, problem)
+            try:
+                hello = await self._meet(host, reader, writer)
+            finally:
+                self._unmet -= Counter({host: 1})
+            if hello is None:
                 return
             accepted = LinkAccepted(
                 cluster=self._house().cluster, version=__version__, beat_busy_s=BEAT_BUSY_S, beat_idle_s=self._idle_s()
@@ -138,6 +144,21 @@ class LinkDoor:
             raise
         finally:
             writer.transport.abort()
+
+    async def _meet(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LinkHello | None:
+        """What it said, if it may be a node of this cluster. `OSError`, `FrameError`, `msgspec.DecodeError`."""
+        drop_when_dead(writer.get_extra_info("socket"))
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            body = await read_frame(reader, MAX_HELLO_BYTES)
+        if body is None:
+            return None
+        hello = _HELLO.decode(body)
+        problem = refusal(hello, self._house(), time.time()) or self._refuse_second(hello)
+        if problem is None:
+            return hello
+        log.warning("%s is refused: %s", host, problem.message)
+        await self._refuse(writer, problem)
+        return None
 
     async def _refuse(self, writer: asyncio.StreamWriter, problem: Refused) -> None:
         writer.write(encode_frame(problem))
@@ -167,8 +188,17 @@ class _Visitor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         protocol = self._door.admit(transport)
+        if protocol is None:
+            transport.abort()
+            return
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+
+
+def _host_of(end: asyncio.Transport | asyncio.StreamWriter) -> str:
+    """The other side's address; "" if it has left already."""
+    peer = end.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
 
 
 def _drop_unused(protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
@@ -185,6 +215,7 @@ def _listen(bind: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

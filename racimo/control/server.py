@@ -7,12 +7,18 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from racimo.control.gate import App
 
 HOST = "127.0.0.1"
 BACKLOG = 512
 MAX_CONNECTIONS = 256
+MAX_CONNECTIONS_OF_ADDRESS = 128
+"""Of those that come by `Server.protocol`: one machine alone does not keep the others out."""
+MAX_SURPLUS = 128
+"""So many more are told that the cluster is busy, before others are just dropped."""
 KEEP_ALIVE_S = 120
 END_STREAMS_S = 1
 MAX_HEADER_BYTES = 32 * 1024
@@ -65,17 +71,25 @@ class Server(uvicorn.Server):
             )
         )
         self._stop = asyncio.Event()
+        self._surplus = ServerState()
 
-    def protocol(self) -> asyncio.Protocol:
-        """For a connection that somebody else accepted. It counts among this server's, which need not serve itself."""
+    def protocol(self, address: str) -> H11Protocol | None:
+        """For a connection that somebody else accepted from that IP. It counts among this server's, which need not
+        serve itself. One beyond the bounds hears that the cluster is busy; None if even those are too many."""
         if not self.config.loaded:
             self.config.load()
-        kind = self.config.http_protocol_class
-        return kind(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+        own = [one for one in self.server_state.connections if _address_of(one) == address]
+        if len(own) < MAX_CONNECTIONS_OF_ADDRESS and len(self.server_state.connections) < MAX_CONNECTIONS - 1:
+            return H11Protocol(config=self.config, server_state=self.server_state, app_state={})
+        if len(self._surplus.connections) >= MAX_SURPLUS:
+            return None
+        protocol = H11Protocol(config=self.config, server_state=self._surplus, app_state={})
+        protocol.limit_concurrency = 0  # any request is one too many
+        return protocol
 
     def drop(self) -> None:
         """Ends what came by `protocol`: idle connections at once, requests with what they are at."""
-        for connection in list(self.server_state.connections):
+        for connection in [*self.server_state.connections, *self._surplus.connections]:
             connection.shutdown()
         for task in list(self.server_state.tasks):
             task.cancel()
@@ -91,3 +105,8 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _address_of(connection: object) -> str:
+    client = getattr(connection, "client", None)
+    return str(client[0]) if client else ""

@@ -164,6 +164,7 @@ def test_nodes_behind_one_cut_cable_fall_silent_together(
         others[0].beating = False
         await stage.until_nodes(n2="silent", n3="silent")
         assert stage.core.state.nodes["n4"].status == "up"
+        await _until(lambda: stage.num_records(ev.NodeSilent) >= 2)  # the state is ahead of the journal
         times = [one.at_s for one in stage.core.store.records() if isinstance(one.event, ev.NodeSilent)]
         assert max(times) - min(times) < 0.05, times
         for agent in others:
@@ -397,3 +398,90 @@ def test_the_open_port_answers_to_the_head_s_own_names(host: str, welcome: bool)
             assert answer.status_code == (204 if welcome else 400), answer.text
 
     asyncio.run(check())
+
+
+def test_strangers_that_connect_and_say_nothing_are_bounded_and_agents_come_in_beside_them(
+    play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("racimo.control.link_door.MAX_UNMET_OF_ADDRESS", 3)
+
+    async def check(stage: CarrierStage) -> None:
+        host, port = stage.bind.split(":")
+        strangers = [await asyncio.open_connection(host, int(port), local_addr=("127.0.0.5", 0)) for _ in range(9)]
+        turned_away = [asyncio.create_task(reader.read()) for reader, _ in strangers]
+        await _until(lambda: sum(task.done() for task in turned_away) == 6)
+        newcomer = await _try_to_join(stage)
+        await stage.until_nodes(n3="up")
+        await newcomer.die()
+        for _, writer in strangers:
+            writer.transport.abort()
+        await asyncio.gather(*turned_away, return_exceptions=True)
+
+    play(check)
+
+
+async def _say_over_https(stage: CarrierStage, words: bytes) -> bytes:
+    """All that comes until the head closes the connection."""
+    host, port = stage.bind.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=pinned(stage.home), server_hostname="")
+    writer.write(words)
+    answer = await reader.read()
+    writer.transport.abort()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"200"),
+        (b"GET /v1/nodes HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"401"),
+        (b"GET /v1/nodes HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"400"),
+        (b"POST /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900000000\r\n\r\n" + b"x" * 200_000, b"401"),
+    ],
+)  # fmt: skip
+def test_who_shows_no_token_is_answered_once_and_keeps_no_connection(
+    play: Callable[[Check], None], words: bytes, status: bytes
+) -> None:
+    async def check(stage: CarrierStage) -> None:
+        answer = await _say_over_https(stage, words)
+        assert answer.split()[1] == status and b"connection: close" in answer
+
+    play(check)
+
+
+def test_who_shows_the_token_keeps_the_connection(play: Callable[[Check], None]) -> None:
+    async def check(stage: CarrierStage) -> None:
+        async with httpx.AsyncClient(verify=pinned(stage.home), headers=dict(stage.http.headers)) as client:
+            for path in ("v1/nodes", "healthz", "v1/runs/none"):
+                assert "connection" not in (await client.get(f"https://{stage.bind}/{path}")).headers
+            assert len(stage.http_server.server_state.connections) == 1
+
+    play(check)
+
+
+def test_one_address_that_holds_many_connections_is_busy_alone(
+    play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("racimo.control.server.MAX_CONNECTIONS_OF_ADDRESS", 2)
+    monkeypatch.setattr("racimo.control.server.MAX_SURPLUS", 1)
+
+    async def check(stage: CarrierStage) -> None:
+        async def ask(source: str) -> int:
+            transport = httpx.AsyncHTTPTransport(verify=pinned(stage.home), local_address=source)
+            async with httpx.AsyncClient(transport=transport, headers=dict(stage.http.headers)) as client:
+                return (await client.get(f"https://{stage.bind}/v1/nodes")).status_code
+
+        host, port = stage.bind.split(":")
+        idle = [
+            await asyncio.open_connection(
+                host, int(port), ssl=pinned(stage.home), server_hostname="", local_addr=("127.0.0.5", 0)
+            )
+            for _ in range(2)
+        ]
+        await _until(lambda: len(stage.http_server.server_state.connections) == 2)
+        assert await ask("127.0.0.5") == 503
+        assert await ask("127.0.0.6") == 200
+        for _, writer in idle:
+            writer.transport.abort()
+
+    play(check)
