@@ -150,6 +150,28 @@ def test_an_address_that_nobody_answers_at_is_dialled_until_somebody_does(
     late.close()
 
 
+def test_once_a_new_address_is_said_nobody_comes_in_at_the_old_one_and_connections_live_on(
+    make: Callable[..., tuple[Courier, int]],
+) -> None:
+    acceptor, old_port = make()
+    dialer, _ = make()
+    mine, theirs = connect(dialer, acceptor, old_port)
+    new_port = acceptor.listen(HERE, (0, 0), b"key")
+    acceptor.close_listeners(but_newest=True)
+    late = dialer.dial((HERE, old_port))
+    until(lambda: late.failure, dialer)
+    dialer.give_up(late)
+    new = dialer.dial((HERE, new_port))
+    until(lambda: new.channel, dialer)
+    mine.post(Near(step=7))
+    dialer.go()
+    until(lambda: theirs.inbox, acceptor)
+    acceptor.close_listeners(but_newest=False)
+    nowhere = dialer.dial((HERE, new_port))
+    until(lambda: nowhere.failure, dialer)
+    assert not theirs.gone
+
+
 def test_a_range_without_a_free_port_is_an_error_that_the_worker_can_say(
     make: Callable[..., tuple[Courier, int]],
 ) -> None:

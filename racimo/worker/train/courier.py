@@ -64,6 +64,7 @@ class Courier:
         self._poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._poke_fd, selectors.EVENT_READ)
+        self._listeners: list[socket.socket] = []
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._ended = False
@@ -78,6 +79,19 @@ class Courier:
         listener.setblocking(False)
         self._order(lambda: self._open(listener))
         return int(listener.getsockname()[1])
+
+    def close_listeners(self, *, but_newest: bool) -> None:
+        """Nobody is told of them any more; connections that came through them live on."""
+
+        def close() -> None:
+            kept = self._listeners[-1:] if but_newest else []
+            for listener in self._listeners:
+                if listener not in kept:
+                    self._selector.unregister(listener)
+                    drop(listener)
+            self._listeners = kept
+
+        self._order(close)
 
     def dial(self, place: tuple[str, int]) -> Dial:
         dial = Dial(place)
@@ -218,6 +232,7 @@ class Courier:
         os.eventfd_write(self.wake_fd, 1)
 
     def _open(self, listener: socket.socket) -> None:
+        self._listeners.append(listener)
         self._selector.register(listener, selectors.EVENT_READ)
 
     def _accept(self, listener: socket.socket) -> None:

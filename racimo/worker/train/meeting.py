@@ -39,20 +39,20 @@ class Meeting:
         self._spans_machines = False
 
     def open_to_others(self, reachable: Reachable, say_address: Callable[[Address], None]) -> None:
-        """Listens for workers on other machines. In whatever thread: who computes now is to be found already."""
-        listener = self._switchboard.listener
+        """Listens for workers on other machines, and no longer at an earlier address. In whatever thread: who computes
+        now is to be found already."""
+        listener, courier = self._switchboard.listener, self._switchboard.courier
         assert listener is not None
-        if not reachable.address:
-            say_address(Address(str(listener.path)))
-            return
-        try:
-            port = self._switchboard.courier.listen(reachable.address, reachable.ports, reachable.key)
-        except OSError as error:
-            first, last = reachable.ports
-            say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
-            say_address(Address(str(listener.path)))
-            return
-        say_address(Address(str(listener.path), reachable.address, port, reachable.node))
+        address = Address(str(listener.path))
+        if reachable.address:
+            try:
+                port = courier.listen(reachable.address, reachable.ports, reachable.key)
+                address = Address(str(listener.path), reachable.address, port, reachable.node)
+            except OSError as error:
+                first, last = reachable.ports
+                say(f"cannot listen on {reachable.address}, ports {first} to {last}, for workers elsewhere: {error}")
+        say_address(address)
+        courier.close_listeners(but_newest=bool(address.host))
 
     def next_mesh(self, waiting: Waiting) -> Mesh:
         """Waits for the newest generation and connects with all its members; raises `WorkerLeaving` if I am none.
