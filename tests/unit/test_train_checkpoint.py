@@ -2,9 +2,11 @@
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -12,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import checkpoint
 from racimo.worker.train.checkpoint import Shelf, Torn, load, resume
+from racimo.worker.train.fence import Fenced
 from racimo.worker.train.messages import Identity
 from racimo.worker.train.state import Trained, hash_state, pack, unpack
 
@@ -233,3 +236,81 @@ def test_a_torn_checkpoint_at_a_url_can_be_pruned(tmp_path: Path) -> None:
     fs.rm(f"{path}/step-10/racimo.json")
     shelf.prune(1)
     assert shelf.steps() == [20]
+
+
+PLACES = ["{}", "memory://{}"]
+
+
+@pytest.fixture(params=PLACES)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place that workers on all machines see."""
+    return str(request.param).format(tmp_path)
+
+
+def save(shelf: Shelf, step: int, coherence: str = "exact") -> None:
+    shelf.save(step, "run-1", msgspec.structs.replace(IDENTITY, coherence=coherence), trained().capture())
+
+
+def chosen(root: str) -> tuple[int, int]:
+    said: list[str] = []
+    found = Shelf(root).newest(said.append)
+    assert found is not None and not said, said
+    return found[0].attempt, found[0].step
+
+
+def test_workers_of_an_attempt_that_was_given_up_write_nothing_over_a_newer_ones(shared: str) -> None:
+    """They live on where nobody hears them, and a URL is the same place for both."""
+    stray, newer = Shelf(shared, 1), Shelf(shared, 2)
+    save(stray, 10)
+    newer.fence.claim()
+    save(newer, 20)
+    for step in (20, 30):
+        with pytest.raises(Fenced, match="attempt 2"):
+            save(stray, step)
+    with pytest.raises(Fenced):
+        stray.prune(1)
+    assert (chosen(shared), newer.steps()) == ((2, 20), [20, 10])
+    Shelf(shared, 1).fence.claim()
+    save(newer, 30)
+    assert chosen(shared) == (2, 30)
+
+
+def test_a_newer_attempts_checkpoint_is_not_replaced_even_where_its_mark_is_lost(shared: str) -> None:
+    save(Shelf(shared, 2), 20)
+    with pytest.raises(Fenced):
+        save(Shelf(shared, 1), 20)
+    assert chosen(shared) == (2, 20)
+
+
+def test_what_was_being_written_when_a_newer_attempt_began_gets_no_name(
+    shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write: Callable[..., Any] = checkpoint._write
+
+    def meanwhile(*args: Any) -> Any:
+        written = write(*args)
+        Shelf(shared, 2).fence.claim()
+        return written
+
+    monkeypatch.setattr(checkpoint, "_write", meanwhile)
+    with pytest.raises(Fenced):
+        save(Shelf(shared, 1), 10)
+    assert Shelf(shared).steps() == []
+
+
+def test_where_bits_depend_on_who_was_there_the_newest_attempt_comes_first(tmp_path: Path) -> None:
+    """A stray wrote on its own machine's disk, where no mark reached it."""
+    for coherence, expected in (("fast", (2, 20)), ("exact", (1, 30))):
+        root = str(tmp_path / coherence)
+        save(Shelf(root, 1), 10, coherence)
+        save(Shelf(root, 2), 20, coherence)
+        save(Shelf(root, 1), 30, coherence)
+        assert chosen(root) == expected
+        assert Shelf(root).newest_precedence(print)[1] == expected[1]
+        Shelf(root, 2).prune(1)
+        assert chosen(root) == expected
+
+
+def test_the_first_attempt_leaves_no_mark(tmp_path: Path) -> None:
+    Shelf(str(tmp_path / "new"), 1).fence.claim()
+    assert not (tmp_path / "new").exists()

@@ -16,7 +16,8 @@ def at(step: int, **more: Any) -> Declare:
 
 
 def fresh(shelf: int = -1) -> Declare:
-    return Declare(round=1, step=0, fresh=True, identity=SAME, numerics="one", shelf=shelf)
+    here = (0, shelf) if shelf >= 0 else (-1, -1)
+    return Declare(round=1, step=0, fresh=True, identity=SAME, numerics="one", shelf=here)
 
 
 def test_if_nobody_has_state_the_one_with_the_newest_checkpoint_restores_it() -> None:

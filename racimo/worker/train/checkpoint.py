@@ -22,12 +22,15 @@ import msgspec
 
 from racimo.spec.errors import RacimoError
 from racimo.version import __version__
+from racimo.worker.train.fence import Fence
 from racimo.worker.train.messages import Identity
 from racimo.worker.train.state import STRUCTURE, StateTree, join, split
 
 MANIFEST = "racimo.json"
 _STEP = re.compile(r"step-(\d+)")
 _CHUNK_BYTES = 2**20
+NOTHING = (-1, -1)
+"""Less than the precedence of any checkpoint."""
 
 Say = Callable[[str], None]
 
@@ -56,7 +59,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     identity: Identity
     files: dict[str, FileRecord]
+    attempt: int = 0
+    """Of the run, 0 where an earlier version wrote it."""
     version: str = __version__
+
+    @property
+    def precedence(self) -> tuple[int, int]:
+        """The greater the newer. An exact run has equal bits at equal steps whichever attempt was there; else what a
+        given up attempt has written on its own is another history than the newest one's."""
+        return (self.attempt if self.identity.coherence != "exact" else 0), self.step
 
 
 class Torn(Exception):
@@ -64,11 +75,12 @@ class Torn(Exception):
 
 
 class Shelf:
-    """The place where a run's checkpoints lie: a folder or an fsspec URL."""
+    """The place where a run's checkpoints lie: a folder or an fsspec URL. `attempt`: of whoever writes."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, attempt: int = 0) -> None:
         self.is_url = "://" in root and not root.startswith("file://")
         self.root = root.removeprefix("file://").rstrip("/") if not self.is_url else root.rstrip("/")
+        self.fence = Fence(self.root, self.is_url, attempt)
 
     def path(self, step: int) -> str:
         return f"{self.root}/step-{step}"
@@ -91,6 +103,23 @@ class Shelf:
         names = self._names()
         return sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
 
+    def _by_precedence(self) -> list[int]:
+        """As `steps`, the one to be chosen first. One without a manifest counts as of the newest attempt."""
+        manifests = {step: self._peek(step) for step in self.steps()}
+        known = {step: manifest.precedence[0] for step, manifest in manifests.items() if manifest is not None}
+        newest = max(known.values(), default=0)
+        return sorted(manifests, key=lambda step: (known.get(step, newest), step), reverse=True)
+
+    def _peek(self, step: int) -> Manifest | None:
+        """What the manifest says, whether true or not; None where there is none."""
+        try:
+            if not self.is_url:
+                return msgspec.json.decode((Path(self.path(step)) / MANIFEST).read_bytes(), type=Manifest)
+            fs, path = fsspec.core.url_to_fs(self.path(step))
+            return msgspec.json.decode(fs.cat_file(f"{path}/{MANIFEST}"), type=Manifest)
+        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            return None
+
     def _names(self) -> list[str]:
         if not self.is_url:
             return [entry.name for entry in Path(self.root).iterdir()] if Path(self.root).is_dir() else []
@@ -101,12 +130,14 @@ class Shelf:
     def save(self, step: int, run: str, identity: Identity, tree: StateTree) -> int:
         """Writes a whole checkpoint and returns its size in bytes. If it cannot, raises and leaves nothing: `OSError`,
         or whatever the file system at a URL or the pickling of the user's state raises."""
+        self._refuse_to_replace_newer(step)
         parent = None if self.is_url else self.root
         if parent is not None:
             Path(parent).mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f"step-{step}.tmp-", dir=parent))
         try:
-            manifest = _write(work, step, run, identity, tree)
+            manifest = _write(work, step, run, self.fence.attempt, identity, tree)
+            self._refuse_to_replace_newer(step)  # writing takes long enough for another attempt to begin
             if self.is_url:
                 self._upload(work, step)
             else:
@@ -114,6 +145,10 @@ class Shelf:
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return sum(record.size_bytes for record in manifest.files.values())
+
+    def _refuse_to_replace_newer(self, step: int) -> None:
+        there = self._peek(step)
+        self.fence.check(there.attempt if there is not None else 0)
 
     def _move_into_place(self, work: Path, step: int) -> None:
         final = Path(self.path(step))
@@ -137,11 +172,14 @@ class Shelf:
         fs.makedirs(path, exist_ok=True)
         names = sorted((entry.name for entry in work.iterdir()), key=lambda name: name == MANIFEST)
         for name in names:
+            if name == MANIFEST:
+                self._refuse_to_replace_newer(step)
             fs.put_file(str(work / name), f"{path}/{name}")
 
     def prune(self, keep: int) -> None:
-        """Deletes all but the newest `keep`, and what interrupted writes have left."""
-        for step in self.steps()[keep:]:
+        """Deletes all but the newest `keep`, and what interrupted writes have left. Raises `Fenced`."""
+        self.fence.check()
+        for step in self._by_precedence()[keep:]:
             if self.is_url:
                 fs, path = fsspec.core.url_to_fs(self.path(step))
                 if fs.exists(f"{path}/{MANIFEST}"):
@@ -158,22 +196,22 @@ class Shelf:
             for stale in Path(self.root).glob("step-*.tmp-*"):
                 shutil.rmtree(stale, ignore_errors=True)
 
-    def newest_step(self, say: Say, passed_over: Container[int] = ()) -> int:
-        """The newest step whose files have the sizes that its manifest says (their content is checked when it is
-        loaded); -1 if there is none. Torn ones are said. For a folder only."""
-        for step in self.steps():
+    def newest_precedence(self, say: Say, passed_over: Container[int] = ()) -> tuple[int, int]:
+        """Of the newest checkpoint (its step is the second number) whose files have the sizes that its manifest says
+        (their content is checked when it is loaded); `NOTHING` if there is none. Torn ones are said. For folders only.
+        """
+        for step in self._by_precedence():
             if step not in passed_over:
                 try:
-                    _manifest_of_sizes(Path(self.path(step)))
-                    return step
+                    return _manifest_of_sizes(Path(self.path(step))).precedence
                 except Torn as torn:
                     say(_torn_and_not_used(self.path(step), torn))
-        return -1
+        return NOTHING
 
     def newest(self, say: Say) -> tuple[Manifest, StateTree] | None:
         """The newest whole checkpoint; torn ones are passed over and said."""
         with _told(self.root):
-            for step in self.steps():
+            for step in self._by_precedence():
                 try:
                     return load(self.path(step))
                 except Torn as torn:
@@ -224,7 +262,7 @@ def resume(path: str, say: Say) -> tuple[Manifest, StateTree]:
     return found
 
 
-def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree) -> Manifest:
+def _write(work: Path, step: int, run: str, attempt: int, identity: Identity, tree: StateTree) -> Manifest:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -237,7 +275,7 @@ def _write(work: Path, step: int, run: str, identity: Identity, tree: StateTree)
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if isinstance(cause, OSError)), error) from error
     files = {entry.name: FileRecord(entry.stat().st_size, _sha256(entry)) for entry in sorted(work.iterdir())}
-    manifest = Manifest(step=step, run=run, identity=identity, files=files)
+    manifest = Manifest(step=step, run=run, identity=identity, files=files, attempt=attempt)
     with (work / MANIFEST).open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         file.flush()

@@ -74,14 +74,14 @@ class Declare(_Packet, frozen=True, kw_only=True):
 
     `last` describes the gradient of the step before, which the sender still holds. `untouched`: nothing was done yet
     with the state it has. `reaches`: the step to which one that trails can bring itself, else -1.
-    `shelf`: the newest step of which a fresh one has a checkpoint; -1 if none."""
+    `shelf`: the precedence of the newest checkpoint that a fresh one has; (-1, -1) if none."""
 
     round: int
     step: int
     fresh: bool
     untouched: bool = False
     reaches: int = -1
-    shelf: int = -1
+    shelf: tuple[int, int] = (-1, -1)
     identity: Identity
     numerics: str
     holdings: tuple[Holding, ...] = ()

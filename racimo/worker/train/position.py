@@ -3,7 +3,7 @@
 import msgspec
 
 from racimo.worker.train.batches import Batches
-from racimo.worker.train.checkpoint import Manifest, Shelf, Torn, load, resume
+from racimo.worker.train.checkpoint import NOTHING, Manifest, Shelf, Torn, load, resume
 from racimo.worker.train.identity import difference, identity_of, with_micro_shards
 from racimo.worker.train.messages import Identity, Outcome, StateOffer
 from racimo.worker.train.numerics import numerics_class
@@ -45,18 +45,18 @@ class Position:
         self._telemetry = telemetry
         self._saver = saver
         self._place = plan.place
-        self._shelf_step: int | None = None
+        self._newest_here: tuple[int, int] | None = None
         self._torn: set[int] = set()
 
     @property
-    def shelf_step(self) -> int:
+    def shelf(self) -> tuple[int, int]:
         """Of what lies at a URL nobody has more than another: then rank 0 looks."""
         shelf = self._saver.shelf
         if shelf is None or shelf.is_url:
-            return -1
-        if self._shelf_step is None:
-            self._shelf_step = shelf.newest_step(say, self._torn)
-        return self._shelf_step
+            return NOTHING
+        if self._newest_here is None:
+            self._newest_here = shelf.newest_precedence(say, self._torn)
+        return self._newest_here
 
     def adopt(self, identity: Identity) -> None:
         theirs = identity.micro_shards
@@ -68,11 +68,12 @@ class Position:
         shelf = self._saver.shelf
         found, source = None, "the newest checkpoint"
         if shelf is not None:
+            self._saver.claim()
             shelf.sweep()
         if shelf is not None and shelf.is_url:
             found = shelf.newest(say)
-        elif shelf is not None and self.shelf_step >= 0:
-            found = self._try_shelf(shelf, self.shelf_step)
+        elif shelf is not None and self.shelf != NOTHING:
+            found = self._try_shelf(shelf, self.shelf[1])
             if found is None:
                 return  # perhaps another has it whole; all declare again
         if found is None and self._place.resume_from:
@@ -92,7 +93,7 @@ class Position:
         except Torn as torn:
             say(f"checkpoint {shelf.path(step)} is torn and not used: {torn} [checkpoint-torn]")
             self._torn.add(step)
-            self._shelf_step = None
+            self._newest_here = None
             return None
 
     def _begin_from(self, manifest: Manifest, tree: StateTree, source: str) -> None:

@@ -132,7 +132,7 @@ class Run:
         self._loops += 1
         context = self._context
         worker = context.worker if context else worker_id(LOCAL_RUN, 1, 0)
-        shelf = Shelf(plan.place.root) if plan.place.spec is not None else None
+        shelf = Shelf(plan.place.root, self.attempt if context else 0) if plan.place.spec is not None else None
         crew = Crew(
             worker=worker,
             link=self._link,

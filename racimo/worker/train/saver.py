@@ -37,6 +37,14 @@ class Saver:
         self._last_at_s = time.monotonic()
         self._failed: Exception | None = None
 
+    def claim(self) -> None:
+        """No earlier attempt is to write where this one does. That it could not be had is said."""
+        assert self.shelf is not None
+        try:
+            self.shelf.fence.claim()
+        except Exception as error:  # noqa: BLE001 - a file system at a URL raises what it likes
+            say(f"workers of an earlier attempt may still write checkpoints to {self.shelf.root}: {error}")
+
     def begin_at(self, step: int) -> None:
         """There is a checkpoint of this step, or nothing to save yet."""
         self._last_step = step

@@ -14,6 +14,7 @@ import msgspec
 from racimo.spec.errors import RacimoError
 from racimo.worker.train import faults
 from racimo.worker.train.buffers import REDUCED_SLOT, Store, raw
+from racimo.worker.train.checkpoint import NOTHING
 from racimo.worker.train.identity import difference
 from racimo.worker.train.ledger import Ledger
 from racimo.worker.train.mesh import Mesh, Regroup, Waiting
@@ -93,7 +94,7 @@ class Standing(Protocol):
     def reaches(self) -> int: ...
 
     @property
-    def shelf_step(self) -> int: ...
+    def shelf(self) -> tuple[int, int]: ...
 
     def restore(self) -> None:
         """Load the newest checkpoint, or begin at step 0. Still fresh if that checkpoint turns out to be torn."""
@@ -121,7 +122,7 @@ def settle(
             fresh=standing.fresh,
             untouched=standing.untouched,
             reaches=standing.reaches,
-            shelf=standing.shelf_step if standing.fresh else -1,
+            shelf=standing.shelf if standing.fresh else NOTHING,
             identity=standing.identity,
             numerics=standing.numerics,
             holdings=ledger.holdings(),
