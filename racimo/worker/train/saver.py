@@ -38,8 +38,11 @@ class Saver:
         self._failed: Exception | None = None
 
     def claim(self) -> None:
-        """No earlier attempt is to write where this one does. That it could not be had is said."""
+        """No earlier attempt is to write where this one does. That it could not be had is said. On a machine's own disk
+        its agent has ended that attempt before it starts this one."""
         assert self.shelf is not None
+        if self.keeps_two:
+            return
         try:
             self.shelf.fence.claim()
         except Exception as error:  # noqa: BLE001 - a file system at a URL raises what it likes
