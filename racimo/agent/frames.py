@@ -40,6 +40,14 @@ async def read_frame(reader: asyncio.StreamReader, most_bytes: int = MAX_FRAME_B
         return None
 
 
+async def read_length(reader: asyncio.StreamReader, most_bytes: int) -> int | None:
+    """How long the next frame's body is, which comes next; None once the other side has closed. `FrameError`."""
+    try:
+        return _checked_length(await reader.readexactly(FRAME_HEADER.size), most_bytes)
+    except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        return None
+
+
 class FrameBuffer:
     """Puts frames together from the pieces that a non-blocking socket delivers."""
 

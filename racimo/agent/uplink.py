@@ -38,6 +38,8 @@ REFUSED_PAUSE_S = 3.0
 STABLE_AFTER_S = 1.0
 """A link that lived this long is dialled again at once when it breaks."""
 
+_JOIN_ANEW = "racimo down   # then the line that racimo up shows on the head"
+
 _FIRST_ANSWER = msgspec.msgpack.Decoder(LinkAccepted | Refused)
 
 Beating = Callable[[asyncio.StreamWriter, LinkAccepted], Coroutine[None, None, None]]
@@ -108,7 +110,7 @@ class Uplink:
             context = client_context(self._home.certificate_file.read_bytes(), (LINK_ALPN,))
         except (OSError, ssl.SSLError, ValueError) as error:
             message = f"{self._home.certificate_file} cannot be used: {error}"
-            raise RacimoError("certificate-mismatch", message, "racimo join   # again") from error
+            raise RacimoError("certificate-mismatch", message, _JOIN_ANEW) from error
         plain: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -124,8 +126,7 @@ class Uplink:
                 )
         except ssl.SSLCertVerificationError as error:
             message = f"{self._join.address} shows another certificate than the one pinned when this machine joined"
-            hint = "racimo join   # again, with the line that racimo up shows on the head"
-            raise RacimoError("certificate-mismatch", message, hint) from error
+            raise RacimoError("certificate-mismatch", message, _JOIN_ANEW) from error
         except OSError as error:  # TimeoutError and SSLError are some
             if plain is not None:
                 plain.close()
@@ -155,7 +156,7 @@ class Uplink:
         try:
             return parse_token(self._home.token_file.read_text()).secret
         except OSError as error:
-            raise RacimoError("unauthorized", f"{self._home.token_file}: {error.strerror}", "racimo join") from error
+            raise RacimoError("unauthorized", f"{self._home.token_file}: {error.strerror}", _JOIN_ANEW) from error
 
     def _note(self, state: str, error: RacimoError | None = None) -> None:
         """For people: `node/link.json`, written when it says something new."""

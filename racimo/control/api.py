@@ -126,7 +126,7 @@ class Api:
         if here in usages:
             with_ours = usage.with_services(self._home.root, usages[here].processes)
             usages[here] = msgspec.structs.replace(usages[here], processes=with_ours)
-        await exchange.answer(present.node_views(state, usages, self.core.clock.now_s()))
+        await exchange.answer(present.node_views(state, usages, self.core.clock.now_s(), self.core.absent))
 
     async def check(self, exchange: Exchange) -> None:
         """One look at a time: two would measure each other."""

@@ -1,5 +1,6 @@
 """What nodes and workers did, as facts for the journal; what is known already, or fenced, is dropped."""
 
+import difflib
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -72,6 +73,7 @@ class Facts(Ledger):
         `RacimoError`: `node-unknown`, `wrong-state` (`undo` of what is not drained).
         """
         node = self._node(node_id)
+        node_id = node.id
         if undo and not node.draining:
             raise RacimoError("wrong-state", f"{node_id} is not being drained", "racimo nodes")
         if undo or not node.draining or deadline_s is not None or node.drain_deadline_s is not None:
@@ -84,7 +86,8 @@ class Facts(Ledger):
 
         `RacimoError`: `node-unknown`, `wrong-state` (it answers; or it had workers and nobody vouches).
         """
-        node, num_workers = self._node(node_id), len(self.state.on_node.get(node_id, ()))
+        node = self._node(node_id)
+        node_id, num_workers = node.id, len(self.state.on_node.get(node.id, ()))
         if node.status == "up" and node_id in self._met:
             raise RacimoError("wrong-state", f"{node_id} answers: take it down there first", f"racimo drain {node_id}")
         if num_workers and not confirm_dead:
@@ -143,11 +146,21 @@ class Facts(Ledger):
 
     # Within
 
-    def _node(self, node_id: str) -> Node:
-        node = self.state.nodes.get(node_id)
-        if node is None:
-            raise RacimoError("node-unknown", f"there is no node {node_id!r}", "racimo nodes")
-        return node
+    def _node(self, name: str) -> Node:
+        """By its name, or its host's if no other node has that."""
+        node = self.state.nodes.get(name)
+        if node is not None:
+            return node
+        of_host = [node for node in self.state.nodes.values() if node.host == name]
+        if len(of_host) == 1:
+            return of_host[0]
+        if of_host:
+            words = f"host {name} has {len(of_host)} nodes: {', '.join(node.id for node in of_host)}"
+            raise RacimoError("node-unknown", words, "racimo nodes")
+        names = {*self.state.nodes, *(node.host for node in self.state.nodes.values())}
+        near = difflib.get_close_matches(name, names, n=3)
+        meant = f"; near it: {', '.join(near)}" if near else ""
+        raise RacimoError("node-unknown", f"there is no node {name[:80]!r}{meant}", "racimo nodes")
 
     def _answers(self, node_id: str) -> bool:
         node = self.state.nodes.get(node_id)

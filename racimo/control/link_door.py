@@ -1,6 +1,7 @@
 """The cluster's one open port: TLS, and ALPN decides between agents' links and HTTPS for everybody else."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -17,10 +18,10 @@ from racimo.act.agent_client import AgentClient
 from racimo.act.tcp import PATIENT_DEAD_PEER_MS, drop_when_dead
 from racimo.act.tls import ensure_head_certificate, server_context
 from racimo.act.tls_listener import TlsListener
-from racimo.agent.frames import FrameError, encode_frame, read_frame
+from racimo.agent.frames import FrameError, encode_frame, read_length
 from racimo.agent.protocol import LINK_ALPN, LinkAccepted, LinkHello, Refused
 from racimo.control.carrier import Carrier
-from racimo.control.link_rules import House, refusal, twice
+from racimo.control.link_rules import House, elsewhere, refusal, twice
 from racimo.spec.config import parse_address
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
@@ -35,6 +36,9 @@ HELLO_TIMEOUT_S = 10.0
 """For the TLS handshake, then for the first words of a link or a first HTTP request."""
 MAX_HELLO_BYTES = 2**20
 """An agent names every worker whose end it has not got acknowledged."""
+SHORT_HELLO_BYTES = 32 * 1024
+MAX_LONG_HELLOS = 16
+"""So many longer ones are taken in at once, since whoever sends them may be anybody."""
 READ_AHEAD_BYTES = 64 * 1024
 TLS_BUFFER_BYTES = 32 * 1024
 """Of each connection; asyncio's own 256 KB would make half a GB of two thousand links."""
@@ -58,6 +62,7 @@ class LinkDoor:
         self._home, self._carrier, self._house, self._http = home, carrier, house, http
         self._links: set[asyncio.Task[None]] = set()
         self._unmet: Counter[str] = Counter()
+        self._long_hellos = asyncio.Semaphore(MAX_LONG_HELLOS)
         self.problem: RacimoError | None = None
         """Why nobody is listening, while nobody is."""
 
@@ -137,7 +142,7 @@ class LinkDoor:
             )
             writer.write(encode_frame(accepted))
             await self._carrier.serve_link(AgentClient(reader, writer, hello.welcome))
-        except (OSError, FrameError, msgspec.DecodeError) as error:
+        except (OSError, asyncio.IncompleteReadError, FrameError, msgspec.DecodeError) as error:
             log.warning("dropped a link from %s: %r", writer.get_extra_info("peername"), error)
         except Exception:
             log.exception("a link from %s ended by a fault of ours", writer.get_extra_info("peername"))
@@ -149,11 +154,13 @@ class LinkDoor:
         """What it said, if it may be a node of this cluster. `OSError`, `FrameError`, `msgspec.DecodeError`."""
         drop_when_dead(writer.get_extra_info("socket"))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            body = await read_frame(reader, MAX_HELLO_BYTES)
-        if body is None:
-            return None
+            length = await read_length(reader, MAX_HELLO_BYTES)
+            if length is None:
+                return None
+            async with self._long_hellos if length > SHORT_HELLO_BYTES else contextlib.nullcontext():
+                body = await reader.readexactly(length)
         hello = _HELLO.decode(body)
-        problem = refusal(hello, self._house(), time.time()) or self._refuse_second(hello)
+        problem = refusal(hello, self._house(), time.time()) or self._refuse_other(hello)
         if problem is None:
             return hello
         log.warning("%s is refused: %s", host, problem.message)
@@ -167,12 +174,14 @@ class LinkDoor:
             writer.close()
             await writer.wait_closed()
 
-    def _refuse_second(self, hello: LinkHello) -> Refused | None:
-        """Two agents of one node: the newest wins if it is the same one dialling anew."""
-        earlier = self._carrier.client_of(hello.welcome.node.id)
-        if earlier is None or earlier.welcome.instance == hello.welcome.instance or earlier.closed.is_set():
-            return None
-        return twice(hello.welcome.node)
+    def _refuse_other(self, hello: LinkHello) -> Refused | None:
+        """Two agents of one node: the newest wins if it is the same one dialling anew. While the node is away, another
+        machine with a copy of its home does not take its place."""
+        node = hello.welcome.node
+        earlier = self._carrier.client_of(node.id)
+        if earlier is None or earlier.closed.is_set():
+            return elsewhere(node, self._carrier.loop.core.state.nodes.get(node.id))
+        return None if earlier.welcome.instance == hello.welcome.instance else twice(node)
 
     def _idle_s(self) -> float:
         num_nodes = len(self._carrier.loop.core.state.nodes)

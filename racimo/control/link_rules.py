@@ -10,6 +10,7 @@ from racimo.state.nouns import Node
 from racimo.version import PROTOCOL_VERSION, __version__
 
 MAX_CLOCK_OFF_S = 120.0
+_OWN_HOME = "export RACIMO_HOME=$HOME/.racimo-node   # there; then the line that racimo up shows on the head"
 
 
 class House(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ def refusal(hello: LinkHello, house: House, wall_s: float) -> Refused | None:
     if hello.cluster not in ("", house.cluster):
         message = f"{node.host} joined cluster {hello.cluster}, and this is cluster {house.cluster}"
         return Refused(
-            code="join-refused", message=message, hint="racimo down && racimo join   # with this one's token"
+            code="join-refused", message=message, hint="racimo down   # there; then the line that racimo up shows here"
         )
     if hello.protocol != PROTOCOL_VERSION:
         return _other_racimo(hello)
@@ -76,10 +77,23 @@ def _is_head(node: Node, house: House) -> Refused | None:
     if node.id != house.local_node:
         return None
     message = f"{node.host} comes with the identity of the head itself ({node.id}): its home folder is a copy"
-    return Refused(code="join-refused", message=message, hint="racimo join   # with another RACIMO_HOME")
+    return Refused(code="join-refused", message=message, hint=_OWN_HOME)
 
 
 def twice(node: Node) -> Refused:
     """For a node that is linked already, by another agent that lives."""
     message = f"node {node.id} ({node.host}) is linked already: two machines use copies of one home folder"
-    return Refused(code="join-refused", message=message, hint="racimo join   # with another RACIMO_HOME")
+    return Refused(code="join-refused", message=message, hint=_OWN_HOME)
+
+
+def elsewhere(node: Node, known: Node | None) -> Refused | None:
+    """For a node that is away, and for which another machine answers now: neither its host's name nor its address is
+    the one that is known. None if it is the same."""
+    if known is None or node.host == known.host or (node.address and node.address == known.address):
+        return None
+    message = (
+        f"node {node.id} is host {known.host} ({known.address or 'local'}), and {node.host} comes in its name: its home"
+        " folder is a copy, or the machine was renamed"
+    )
+    hint = f"{_OWN_HOME}. If it was renamed, on the head: racimo nodes forget {node.id} --confirm-dead"
+    return Refused(code="join-refused", message=message, hint=hint)

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from msgspec.structs import replace
+
 from racimo.agent.protocol import Progress, UsageReply
 from racimo.control.core import Core
 from racimo.control.views import NodeView, RunProgress, RunView, WorkerView
 from racimo.spec.home import Home
 from racimo.state.fold import State
-from racimo.state.nouns import Node, Run, Worker, parse_worker_id, worker_id
+from racimo.state.nouns import Node, Reason, Run, Worker, parse_worker_id, worker_id
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -129,12 +131,23 @@ def cluster_sums(state: State, connected: Collection[str]) -> tuple[int, int, in
     return len(up), sum(len(node.devices) for node in up.values()), num_free
 
 
-def node_views(state: State, usages: Mapping[str, UsageReply], now_s: float) -> list[NodeView]:
-    """`usages`: what those agents say that answer."""
+def node_views(
+    state: State, usages: Mapping[str, UsageReply], now_s: float, absent: Collection[str] = ()
+) -> list[NodeView]:
+    """`usages`: what those agents say that answer. `absent`: nodes that this control process has not heard of yet."""
     leases: dict[str, dict[int, str]] = {}
     for (owner, device), worker in state.leases.items():
         leases.setdefault(owner, {})[device] = worker
-    return [_node_view(node, leases.get(node.id, {}), usages.get(node.id), now_s) for node in state.nodes.values()]
+    nodes = [_away(node) if node.id in absent else node for node in state.nodes.values()]
+    return [_node_view(node, leases.get(node.id, {}), usages.get(node.id), now_s) for node in nodes]
+
+
+def _away(node: Node) -> Node:
+    """What the journal says of it is of an earlier control process."""
+    if node.status != "up":
+        return node
+    reason = Reason(code="node-away", text=f"{node.id} has not answered since the head started")
+    return replace(node, status="silent", reason=reason)
 
 
 def _node_view(node: Node, leases: dict[int, str], usage: UsageReply | None, now_s: float) -> NodeView:

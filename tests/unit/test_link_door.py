@@ -485,3 +485,88 @@ def test_one_address_that_holds_many_connections_is_busy_alone(
             writer.transport.abort()
 
     play(check)
+
+
+def test_another_machine_with_a_copied_home_does_not_take_the_place_of_a_node_that_is_away(
+    play: Callable[[Check], None],
+) -> None:
+    async def check(stage: CarrierStage) -> None:
+        original = stage.agent
+        assert isinstance(original, LinkedAgent)
+        await original.die()
+        await _until(lambda: "n2" not in stage.carrier.connected_nodes)
+        copy = LinkedAgent(stage.home, stage.bind, node="n2", instance="of the copy")
+        copy.node = msgspec.structs.replace(copy.node, host="another", address="127.0.0.9")
+        await copy.listen()
+        await _until(lambda: copy.refusal)
+        assert copy.refusal is not None and copy.refusal.code == "join-refused"
+        assert all(word in copy.refusal.message for word in ("n2", "elsewhere", "another")), copy.refusal
+        await original.listen()
+        await stage.until_nodes(n2="up")
+
+    play(check)
+
+
+def test_a_node_that_was_renamed_comes_back(play: Callable[[Check], None]) -> None:
+    async def check(stage: CarrierStage) -> None:
+        assert isinstance(stage.agent, LinkedAgent)
+        stage.agent.node = msgspec.structs.replace(stage.agent.node, host="renamed")
+        await stage.agent.cut()
+        await _until(lambda: stage.core.state.nodes["n2"].host == "renamed")
+
+    play(check)
+
+
+def test_a_long_introduction_is_heard_like_a_short_one(
+    play: Callable[[Check], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("racimo.control.link_door.SHORT_HELLO_BYTES", 10)
+
+    async def check(stage: CarrierStage) -> None:
+        newcomer = await _try_to_join(stage)
+        await stage.until_nodes(n3="up")
+        await newcomer.die()
+
+    play(check)
+
+
+def test_after_the_heads_start_nodes_are_away_until_they_have_answered(tmp_path: Path) -> None:
+    disk = MemoryDisk()
+
+    async def before() -> None:
+        async with carrier_stage("link", tmp_path, MemoryJournal(disk)):
+            pass
+
+    async def after() -> None:
+        async with carrier_stage("socket", tmp_path, MemoryJournal(disk)) as stage, asyncio.timeout(WAIT_S):
+
+            async def state() -> tuple[str, str]:
+                views = {view["node"]["id"]: view["node"] for view in (await stage.http.get("/v1/nodes")).json()}
+                return views["n2"].get("status", "up"), (views["n2"].get("reason") or {}).get("code", "")
+
+            assert stage.core.state.nodes["n2"].status == "up"
+            assert await state() == ("silent", "node-away")
+            agent = LinkedAgent(stage.home, stage.bind)
+            await agent.listen()
+            await _until(lambda: "n2" not in stage.core.absent)
+            assert await state() == ("up", "")
+            await agent.die()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_a_node_is_found_by_its_host_where_that_is_plain(play: Callable[[Check], None]) -> None:
+    async def check(stage: CarrierStage) -> None:
+        for name, words in (("elsewhere", ""), ("elsewhen", "near it: elsewhere"), ("nobody-at-all", "")):
+            answer = await stage.http.post(f"/v1/nodes/{name}/drain", json={})
+            assert (answer.status_code == 200) == (name == "elsewhere") and words in answer.text
+        assert stage.core.state.nodes["n2"].draining
+        other = LinkedAgent(stage.home, stage.bind, node="n3")
+        await other.listen()
+        await stage.until_nodes(n3="up")
+        answer = await stage.http.post("/v1/nodes/elsewhere/drain", json={})
+        assert "has 2 nodes: n2, n3" in answer.json()["message"]
+        await other.die()
+
+    play(check)
