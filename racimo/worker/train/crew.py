@@ -11,7 +11,7 @@ from racimo.worker.context import WorkerLeaving
 from racimo.worker.link import Link
 from racimo.worker.train import faults, seeds
 from racimo.worker.train.address import Address
-from racimo.worker.train.batches import Batch, Feeder, Key
+from racimo.worker.train.batches import Batch
 from racimo.worker.train.buffers import Store
 from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
@@ -25,11 +25,12 @@ from racimo.worker.train.parting import say_goodbye
 from racimo.worker.train.position import Plan, Position
 from racimo.worker.train.saver import Saver
 from racimo.worker.train.settle import missing_leaves, settle, take_state
+from racimo.worker.train.shards import Shards
 from racimo.worker.train.state import Trained
 from racimo.worker.train.switchboard import Switchboard
 from racimo.worker.train.telemetry import Telemetry
 from racimo.worker.train.trail import Trail
-from racimo.worker.train.tree import Tree, share
+from racimo.worker.train.tree import Tree
 from racimo.worker.train.wire import Listener
 
 _left_open: list["Crew"] = []
@@ -66,7 +67,7 @@ class Crew(Position):
         self._listener = listener
         self._switchboard = Switchboard(worker, self._store.arena, link, listener)
         self._meeting = Meeting(self._switchboard, self._store.arena, self._store.layout, self._store.num_slots, node)
-        self._feeder = Feeder(plan.batches, self._upcoming)
+        self._shards = Shards(self, self._switchboard, plan.until)
         self._tree: Tree | None = None
         self._agreed: list[tuple[Holding, ...]] | None = None
         self._tokens: float | None = None
@@ -178,7 +179,7 @@ class Crew(Position):
             _left_open.append(self)
         self._updates.close()
         self._saver.wait()
-        self._feeder.close()
+        self._shards.close()
         self._ledger.close()
         self._telemetry.close()
         if self._outside is not None:
@@ -236,7 +237,7 @@ class Crew(Position):
 
     def micro_shards(self) -> Iterator[Batch]:
         """Yields what falls to this worker until the step is whole; then the gradient is in place."""
-        self._tree = Tree(self.identity.micro_shards, self.batches.present(self.step, self.identity.micro_shards))
+        self._tree = self._shards.tree(self.step)
         self._trainable.refuse_change()
         self._ledger.begin(self._tree)
         self._tokens = None
@@ -283,21 +284,14 @@ class Crew(Position):
         assert self._tree is not None
         if agreed is not None:
             return missing_leaves(self._tree, mesh, self._ledger, agreed)
-        return self._share(self.step, mesh)
-
-    def _share(self, step: int, mesh: Mesh) -> list[int]:
-        present = self.batches.present(step, self.identity.micro_shards)
-        return share(present, len(mesh.active))[mesh.active.index(mesh.rank)] if mesh.rank in mesh.active else []
+        return self._shards.share(self.step, mesh)
 
     def _load(self, leaf: int) -> Batch:
         self._telemetry.phase("compute")
-        indices = self.batches.shard_indices(self.step, leaf, self.identity.micro_shards)
-        data = self._feeder.get(Key(self.step, leaf, indices))
-        seeds.seed_all(seeds.derive("model", self.batches.seed, self.step, leaf))
+        batch = self._shards.load(self.step, leaf)
         if self._buffers is not None:
             self._buffers.remember()
-        faults.point("computing", self.step)
-        return Batch(leaf, indices, data)
+        return batch
 
     def backward(self, batch: Batch, loss: torch.Tensor, weight: float | None) -> None:
         counted = batch.weight if weight is None else weight
@@ -305,12 +299,7 @@ class Crew(Position):
             raise RacimoError("steps-misused", f"the weight of a loss is a count, not {counted}")
         if weight is not None:
             self._tokens = (self._tokens or 0.0) + weight
-        self._ledger.backward(batch.index, loss, counted, counted / self._nominal, len(batch.indices))
-
-    @property
-    def _nominal(self) -> float:
-        """Samples of a full micro-shard: losses of full ones are not scaled at all."""
-        return self.batches.global_batch_size / self.identity.micro_shards
+        self._ledger.backward(batch.index, loss, counted, counted / self._shards.nominal_weight, len(batch.indices))
 
     def _exchange(self) -> Outcome:
         self._telemetry.phase("exchange", generation=self._switchboard.mesh.number if self._switchboard.mesh else 0)
@@ -333,7 +322,9 @@ class Crew(Position):
             enters=self._newcomers.to_enter(mesh) if self._leads else (),
         )
         compared_in = mesh.number, mesh.active
-        outcome = exchange(self._switchboard, self._store, self._tree, self._nominal, mine, self._wait_for)
+        outcome = exchange(
+            self._switchboard, self._store, self._tree, self._shards.nominal_weight, mine, self._wait_for
+        )
         self._compared_in = compared_in
         self._saver.start()
         return outcome
@@ -388,14 +379,6 @@ class Crew(Position):
             unreachable=self._switchboard.unreachable,
             generation=mesh.number if mesh is not None else None,
         )
-
-    def _upcoming(self, step: int) -> Iterator[Key]:
-        """What this worker will compute from a step on, if nothing changes."""
-        mesh = self._switchboard.mesh
-        while mesh is not None and step < self.until:
-            for shard in self._share(step, mesh):
-                yield Key(step, shard, self.batches.shard_indices(step, shard, self.identity.micro_shards))
-            step += 1
 
     @property
     def reaches(self) -> int:
