@@ -1,5 +1,6 @@
 """Runs that end and begin again: from checkpoints, by pausing, with other numbers of workers."""
 
+import json
 import os
 import re
 import shutil
@@ -46,6 +47,25 @@ def test_when_all_die_the_next_attempt_goes_on_from_the_newest_checkpoint(
     assert second.hashes() == {undisturbed}
     every_micro_shard_counted_once(home, UNTIL)
     assert sorted(path.name for path in (home / "outputs/checkpoints").iterdir()) == ["step-15", "step-20"]
+
+
+def test_a_later_attempt_fences_the_earlier_ones_at_a_place_that_many_machines_see(
+    cluster: Make, home: Path, undisturbed: str
+) -> None:
+    """Workers of a given up attempt live on where nobody hears them, until somebody can end them."""
+    seen_by_all = CheckpointSpec(every="5 steps", to=str(home / "shared"))
+    stray = cluster({"pause_s": 0.1}, checkpoint=seen_by_all)
+    stray.start(1)
+    stray.pump(lambda: any(saved.step == 5 for saved in stray.saved))
+    second = cluster(checkpoint=seen_by_all, attempt=2, first_generation=stray.next_generation)
+    second.run(1)
+    assert second.hashes() == {undisturbed}
+    (mark,) = (home / "shared").glob("*/racimo-attempt")
+    assert mark.read_text() == "2"
+    stray.finish()
+    assert "attempt 2 of this run has begun elsewhere" in stray.children[0].error
+    newest = json.loads((mark.parent / f"step-{UNTIL}" / "racimo.json").read_bytes())
+    assert newest["attempt"] == 2
 
 
 def test_a_torn_newest_checkpoint_is_passed_over_and_said(cluster: Make, home: Path, undisturbed: str) -> None:
