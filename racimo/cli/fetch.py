@@ -23,26 +23,27 @@ def _get_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, as racimo ps shows it")
     parser.add_argument("path", metavar="PATH", nargs="?", default="", help="the file or folder to fetch")
     parser.add_argument("--all", action="store_true", help="fetch everything, into ./RUN/ or --to")
+    parser.add_argument("--node", metavar="NODE", default="", help="only what lies there (default: on all its nodes)")
     parser.add_argument("--to", metavar="PLACE", help="file or folder to write to; - for stdout")
     add_output(parser)
 
 
 def _get(args: argparse.Namespace) -> int:
     with Client(say=talk, may_start=False) as client:
-        wanted = _chosen(client, args.run, args.path)
+        wanted = _chosen(client, args.run, args.path, args.node)
         if not args.path and not args.all:
             _list(wanted, args.output)
             return 0
         if args.to == "-":
             if [output.path for output in wanted] != [args.path]:
                 raise UsageError("racimo get: --to - writes one file: give its PATH")
-            for chunk in client.read_output(args.run, args.path):
+            for chunk in client.read_output(args.run, args.path, node=args.node):
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             return 0
         for output in wanted:
             target = _target(output.path, args)
-            client.download(args.run, output.path, target)
+            client.download(args.run, output.path, target, node=args.node)
             if args.output == "json":
                 write_json({"path": output.path, "to": str(target), "size_bytes": output.size_bytes})
             else:
@@ -50,15 +51,16 @@ def _get(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(client: Client, run: str, path: str) -> list[OutputView]:
-    outputs = client.outputs(run)
+def _chosen(client: Client, run: str, path: str, node: str) -> list[OutputView]:
+    outputs = client.outputs(run, node=node)
+    there = f" on {node}" if node else ""
     if not path:
         if not outputs:
-            raise RacimoError("output-missing", f"{run} has left no outputs (so far)", f"racimo show {run}")
+            raise RacimoError("output-missing", f"{run} has left no outputs{there} (so far)", f"racimo show {run}")
         return outputs
     wanted = [output for output in outputs if output.path == path or output.path.startswith(path.rstrip("/") + "/")]
     if not wanted:
-        raise RacimoError("output-missing", f"{run} has no output {path}", f"racimo get {run}   # lists them")
+        raise RacimoError("output-missing", f"{run} has no output {path}{there}", f"racimo get {run}   # lists them")
     return wanted
 
 

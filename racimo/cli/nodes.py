@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from racimo.cli.console import has_colour, table, talk, width, write, write_json
 from racimo.cli.parser import add_output
 from racimo.cli.render import (
@@ -17,6 +19,7 @@ from racimo.cli.render import (
     process_row,
 )
 from racimo.cli.usage import UsageError
+from racimo.control.views import NodeView
 
 T = TypeVar("T")
 
@@ -44,8 +47,22 @@ def _nodes(args: argparse.Namespace) -> int:
             talk(f"{args.node} is forgotten; should its agent live and reach this head, it is a node again")
             return 0
         if args.processes:
-            return _show(client.cluster().processes, process_row, PROCESS_TITLES, PROCESS_TITLES[1:], (), args.output)
+            return _show_processes(client.nodes(), args.output)
         return _show(client.nodes(), node_row, NODE_TITLES, NODE_RIGHT, NODE_OPTIONAL, args.output)
+
+
+def _show_processes(views: Sequence[NodeView], output: str) -> int:
+    if output == "json":
+        of_nodes = [(view.node.id, msgspec.to_builtins(view.processes)) for view in views]
+        write_json([{"node": node, **process} for node, processes in of_nodes for process in processes])
+        return 0
+    rows = [(view.node.id, *process_row(process)) for view in views for process in view.processes]
+    titles, right = ("NODE", *PROCESS_TITLES), PROCESS_TITLES[1:]
+    write(table(titles, rows, columns=width(), colour=has_colour(sys.stdout), right=right))
+    for view in views:
+        if not view.processes:
+            talk(f"{view.node.id} does not answer: its processes are not among these")
+    return 0
 
 
 def _show(
@@ -70,7 +87,7 @@ def _drain_arguments(parser: argparse.ArgumentParser) -> None:
         "Give a node nothing new and move what runs there: exact training goes on elsewhere; a command may end by"
         " itself until the deadline, then it is stopped."
     )
-    parser.add_argument("node", metavar="NODE", help="its name, as racimo nodes shows it")
+    parser.add_argument("node", metavar="NODE", help="its name, as racimo nodes shows it, or its host's")
     parser.add_argument("--deadline", metavar="TIME", help="when the rest is stopped: 90s, 10m, 2h (default: never)")
     parser.add_argument("--undo", action="store_true", help="it takes work again")
     add_output(parser)
@@ -88,13 +105,15 @@ def _drain(args: argparse.Namespace) -> int:
         raise UsageError("racimo drain: --undo takes no --deadline\n  racimo drain --help")
     with Client(say=talk, may_start=False) as client:
         client.drain(args.node, deadline_s=deadline_s, undo=args.undo)
-        view = next(view for view in client.nodes() if view.node.id == args.node)
+        views = client.nodes()
+    of_name = [view for view in views if view.node.id == args.node]
+    view = next(view for view in (*of_name, *views) if args.node in (view.node.id, view.node.host))
     if args.output == "json":
         write_json(view)
     else:
         held = len(set(view.leases.values()))
         workers = "no workers there" if not held else f"{held} workers there" if held > 1 else "1 worker there"
-        write(f"{args.node} {node_state(view)}, {workers}")
+        write(f"{view.node.id} {node_state(view)}, {workers}")
     return 0
 
 

@@ -203,21 +203,21 @@ class Client:
 
     # Outputs and commands beside a worker
 
-    def outputs(self, run: str) -> list[OutputView]:
-        """What the run left on all its nodes; those that do not answer are named to `say`."""
-        view = self._session.call("GET", f"{_run_path(run)}/outputs", OutputsView)
+    def outputs(self, run: str, *, node: str = "") -> list[OutputView]:
+        """What the run left on all its nodes, or on one; those that do not answer are named to `say`."""
+        view = self._session.call("GET", f"{_run_path(run)}/outputs{_on_node(node)}", OutputsView)
         if view.away:
             self._session.say(f"outputs that lie only on {', '.join(view.away)} are not listed: no answer from there")
         return list(view.files)
 
-    def download(self, run: str, path: str, to: str | Path) -> Path:
-        """One output into the file `to`, which appears whole or not at all."""
+    def download(self, run: str, path: str, to: str | Path, *, node: str = "") -> Path:
+        """One output into the file `to`, which appears whole or not at all. `node`: the one to take it from."""
         target = Path(to)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with open(draft, "wb") as file:
-                for chunk in self.read_output(run, path):
+                for chunk in self.read_output(run, path, node=node):
                     file.write(chunk)
             draft.replace(target)
         except OSError as error:
@@ -226,8 +226,8 @@ class Client:
             draft.unlink(missing_ok=True)
         return target
 
-    def read_output(self, run: str, path: str) -> Iterator[bytes]:
-        url = f"{_run_path(run)}/outputs/{quote(path, errors='backslashreplace')}"
+    def read_output(self, run: str, path: str, *, node: str = "") -> Iterator[bytes]:
+        url = f"{_run_path(run)}/outputs/{quote(path, errors='backslashreplace')}{_on_node(node)}"
         try:
             with self._session.open_stream("GET", url) as answer:
                 yield from answer.iter_bytes()
@@ -301,6 +301,10 @@ class Client:
     def shutdown(self) -> DownView:
         """Ends the cluster: which runs end with it and which go on at the next `up`. `racimo down` also waits."""
         return self._session.call("POST", "/v1/shutdown", DownView, safe_to_repeat=False)
+
+
+def _on_node(node: str) -> str:
+    return f"?node={quote(node, safe='')}" if node else ""
 
 
 def _node_path(node: str) -> str:

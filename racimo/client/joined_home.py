@@ -1,6 +1,7 @@
 """The home of a machine that joined another's cluster: what makes it a node's, and what is taken out of it again."""
 
 import shutil
+from pathlib import Path
 
 import msgspec
 
@@ -44,6 +45,8 @@ def write_joined_home(
     try:
         for folder in (home.root, home.service_logs_dir, home.processes_dir, home.node_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_mode & 0o077 and folder.resolve() != Path.home().resolve():
+                folder.chmod(0o700)  # logs and outputs below it are nobody else's to read
         _clear_of_other_cluster(home, cluster.id)
         if name:
             write_private(home.node_dir / "id", name.encode())

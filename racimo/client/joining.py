@@ -352,7 +352,8 @@ def _await(
     assert endpoint is not None
     node = own_node(home, [view.node for view in ask(endpoint, "GET", "/v1/nodes", list[NodeView])])
     assert node is not None
-    return Joined(cluster, node)
+    # The head names the address of its own machine's clients.
+    return Joined(msgspec.structs.replace(cluster, address=endpoint.address), node)
 
 
 def _raise_refusal(home: Home) -> None:

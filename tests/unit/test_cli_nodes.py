@@ -1,17 +1,21 @@
 """`nodes`, `drain` and `check` as words: how a node is, until when, and what was found about pairs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from client_stage import Stage
 
+import racimo.cli.fetch
 import racimo.client
+from racimo.agent.protocol import ProcessUsage
 from racimo.cli.check import MAX_WHOLE_SECTIONS, check_lines
 from racimo.cli.main import main
 from racimo.cli.render import NODE_TITLES, node_row, node_state
-from racimo.control.views import Finding, NodeView
+from racimo.control.views import Finding, NodeView, OutputsView, OutputView
 from racimo.state.nouns import Device, Node, Reason
 
 
@@ -19,6 +23,7 @@ from racimo.state.nouns import Device, Node, Reason
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     made = Stage(tmp_path, {"POST /v1/nodes/gpu-1/drain": {"ok": True}, "POST /v1/nodes/gpu-1/forget": {"ok": True}})
     monkeypatch.setattr(racimo.client, "Client", lambda **settings: made.client)
+    monkeypatch.setattr(racimo.cli.fetch, "Client", lambda **settings: made.client)
     return made
 
 
@@ -84,6 +89,41 @@ def test_forget_says_that_it_is_dead_only_when_told(stage: Stage) -> None:
     assert main(["nodes", "forget", "gpu-1"]) == 0
     assert main(["nodes", "forget", "gpu-1", "--confirm-dead"]) == 0
     assert stage.bodies("POST", "/v1/nodes/gpu-1/forget") == [{}, {"confirm_dead": True}]
+
+
+def test_a_host_s_name_stands_for_its_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.answers["POST /v1/nodes/gpu/drain"] = {"ok": True}
+    stage.answers["GET /v1/nodes"] = [view(id="gpu-2", host="gpu-1"), view(draining=True)]
+    assert main(["drain", "gpu"]) == 0 and main(["drain", "gpu-1"]) == 0
+    assert capsys.readouterr().out == "gpu-1 drained, no workers there\n" * 2
+
+
+def test_the_processes_of_all_nodes_are_shown_with_their_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = ProcessUsage(role="agent", pid=7, resident_bytes=10**6, private_bytes=10**6, cpu_s=1.0)
+    stage.answers["GET /v1/nodes"] = [
+        msgspec.structs.replace(view(), processes=(agent,)),
+        msgspec.structs.replace(view(id="gpu-2"), processes=(msgspec.structs.replace(agent, pid=8),)),
+        view(id="gpu-3", status="silent"),
+    ]
+    assert main(["nodes", "--processes"]) == 0
+    said = capsys.readouterr()
+    assert [line.split()[:3] for line in said.out.splitlines()[1:]] == [
+        ["gpu-1", "agent", "7"],
+        ["gpu-2", "agent", "8"],
+    ]
+    assert "gpu-3 does not answer" in said.err
+    assert main(["nodes", "--processes", "-o", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(one["node"], one["pid"]) for one in shown] == [("gpu-1", 7), ("gpu-2", 8)]
+
+
+def test_outputs_of_one_node_are_asked_for_there(stage: Stage, tmp_path: Path) -> None:
+    file = OutputView(path="a.txt", size_bytes=1, modified_wall_s=0.0, node="gpu-2")
+    stage.answers["GET /v1/runs/r-1/outputs"] = OutputsView(files=(file,))
+    stage.answers["GET /v1/runs/r-1/outputs/a.txt"] = httpx.Response(200, content=b"x")
+    assert main(["get", "r-1", "a.txt", "--node", "gpu-2", "--to", str(tmp_path / "got")]) == 0
+    assert [request.url.query for request in stage.requests] == [b"node=gpu-2"] * 2
+    assert (tmp_path / "got").read_bytes() == b"x"
 
 
 def finding(node: str = "", peer: str = "", verdict: Any = "ok", cure: str = "") -> Finding:

@@ -90,6 +90,15 @@ def test_a_welcome_machine_writes_who_it_is_and_starts(stage: Stage) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_home_that_others_can_read_is_made_private(stage: Stage) -> None:
+    stage.home.node_dir.mkdir(parents=True)
+    for folder in (stage.home.root, stage.home.node_dir):
+        folder.chmod(0o755)
+    stage.join()
+    for folder in (stage.home.root, stage.home.node_dir, stage.home.service_logs_dir):
+        assert folder.stat().st_mode & 0o777 == 0o700, folder
+
+
 @pytest.mark.parametrize(("name", "theirs"), [("python", "3.9.1"), ("torch", "2.1.0")])
 def test_another_python_or_torch_is_refused_with_both_versions(stage: Stage, name: str, theirs: str) -> None:
     """Otherwise such a difference shows as something else, late."""
