@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from racimo.act import guardian
+from racimo.act.allocator import give_back_freed_memory
 from racimo.agent import processes
 from racimo.agent.daemon import Agent
 from racimo.agent.discovery import discover_node
@@ -84,6 +85,7 @@ def main() -> int:
         print(f"racimo: another agent serves {home.root}", file=sys.stderr)
         return ExitCode.UNREACHABLE
     processes.set_child_subreaper()
+    give_back_freed_memory()
     processes.write_process_file(home.processes_dir / "agent.json", "agent", time.monotonic())
     asyncio.run(_serve(home, arguments.slots, arguments.price))
     return ExitCode.OK

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from racimo.act import guardian
+from racimo.act.allocator import give_back_freed_memory
 from racimo.act.journal import Journal, SqliteJournal
 from racimo.act.versions import own_versions
 from racimo.control import service_log
@@ -62,6 +63,7 @@ def main() -> int:
         lock = _lock(home)
         _write_record(home)
         _raise_open_files()
+        give_back_freed_memory()
         asyncio.run(ControlProcess(home).run())
         os.close(lock)
     except RacimoError as error:
