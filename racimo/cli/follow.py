@@ -49,6 +49,8 @@ TOLD_EVENTS = (
 )
 """What somebody who follows a training run wants to be told as it happens."""
 
+AWAY_CODES = ("waits-lease", "waits-state", "node-silent")
+"""Reasons of a run that waits for a node that does not answer."""
 
 Logs = Literal["text", "text to stderr", "json"]
 """What becomes of the lines that the workers print."""
@@ -149,6 +151,11 @@ def follow(
         screen.close()
         print(f"\n{come_back(view.id)}", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    except RacimoError as error:
+        if error.code != "unreachable":
+            raise
+        hint = f"{error.hint}\nracimo logs -f {view.id}   # then goes on from there"
+        raise RacimoError(error.code, error.message, hint.lstrip()) from None
     finally:
         over.set()
         screen.close()
@@ -200,7 +207,8 @@ def _start(target: Watcher, client: Client, view: RunView, screen: Screen, over:
         try:
             target(client, view, screen, over)
         except RacimoError as error:
-            if not over.is_set():
+            # Who follows the output finds the cluster gone too, and says it once.
+            if not over.is_set() and error.code != "unreachable":
                 screen.tell(f"{target.__name__.strip('_').replace('_', ' ')}: {error.message}")
         finally:
             client.close()
@@ -218,6 +226,7 @@ def _watch_queue(client: Client, view: RunView, screen: Screen, over: threading.
         now = client.run(view.id)
         if now.status != "queued":
             _watch_start(client, now, screen, over)
+            _watch_nodes(client, view.id, screen, over)
             return
         text = now.reason.text if now.reason is not None else "not planned yet"
         if text != said:
@@ -245,6 +254,21 @@ def _watch_start(client: Client, view: RunView, screen: Screen, over: threading.
         if over.wait(min(LOOK_AGAIN_S, SLOW_START_S - passed_s)):
             return
         now = client.run(view.id)
+
+
+def _watch_nodes(client: Client, run: str, screen: Screen, over: threading.Event) -> None:
+    """Says what becomes of the run whenever a node of it falls silent or answers again, until it has ended."""
+    said: tuple[str, str] | None = None
+    while not over.wait(LOOK_AGAIN_S):
+        now = client.run(run)
+        if now.status in ENDED:
+            return
+        reason = now.reason if now.reason is not None and now.reason.code in AWAY_CODES else None
+        # The seconds in its text change all the time: the first words name the node.
+        about = None if reason is None else (reason.code, reason.text.partition(" has not answered")[0])
+        if about != said:
+            screen.tell(f"{run}: {reason.text if reason is not None else 'its node answers again'}")
+        said = about
 
 
 def _watch_progress(client: Client, view: RunView, screen: Screen, over: threading.Event) -> None:

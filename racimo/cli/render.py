@@ -157,9 +157,15 @@ def failure_lines(failure: Failure, *, with_traceback: bool = True) -> list[str]
 
 
 def whole_failure(view: RunView) -> Failure | None:
-    """The run's failure, with all counted that failed by themselves: the others were being ended when they did."""
+    """The run's failure, with all counted that failed by themselves: the others were being ended when they did. That of
+    a run that was lost with its node also says how the next one starts again elsewhere."""
     if view.failure is None:
         return None
+    if view.failure.code == "node-lost" and view.status == "lost" and not view.spec.retries:
+        again = (
+            f"racimo {'train' if view.spec.train else 'run'} --retries 1 ...   # runs again elsewhere in such a case"
+        )
+        return msgspec.structs.replace(view.failure, hint=f"{view.failure.hint}\n{again}".lstrip())
     own = [w for w in view.workers if w.id != view.failure.worker and w.exit is not None and w.exit.failure is not None]
     num_failed = sum(worker.exit is not None and worker.exit.outcome == "failed" for worker in own)
     return msgspec.structs.replace(view.failure, others=max(view.failure.others, num_failed))

@@ -100,6 +100,7 @@ class Client:
 
     def submit_prepared(self, prepared: "Prepared", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> RunView:
         spec = prepared.spec
+        self._session.begin()
         if prepared.folder is not None:
             if prepared.moved:
                 self._say(f"the script lies elsewhere: sending its folder, {prepared.folder}")

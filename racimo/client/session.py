@@ -78,6 +78,12 @@ class Session:
         self._transport = transport
         self._http: httpx.Client | None = None
         self._endpoint: Endpoint | None = None
+        self._met = False
+        """A cluster has answered; if it ends now, somebody ended it, and none is started in its place."""
+
+    def begin(self) -> None:
+        """For something new, such as another run: a cluster that has ended meanwhile may be started again."""
+        self._met = False
 
     @property
     def endpoint(self) -> Endpoint:
@@ -137,9 +143,11 @@ class Session:
         while True:
             try:
                 body = content() if callable(content) else content
-                return self._client().request(
+                response = self._client().request(
                     method, path, params=params, content=body, headers=headers, timeout=_timeouts(timeout_s)
                 )
+                self._met = True
+                return response
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 self.recover(backoff, error, patient=following, following=following)
             except Disconnected as error:
@@ -157,19 +165,21 @@ class Session:
         content = None if body is None else _encode(body)
         client = self._client()
         with client.stream(method, path, params=params, content=content, timeout=_timeouts(STREAM_SILENCE_S)) as got:
+            self._met = True
             if got.status_code >= 400:
                 raise_for_error(got.status_code, got.read(), self.endpoint)
             yield got
 
     def recover(self, backoff: Backoff, error: Exception, *, patient: bool = False, following: bool = False) -> None:
-        """After a failed try: finds the cluster anew and waits a little, or raises `unreachable`. `patient`: also where
+        """After a failed try: finds the cluster anew, or starts one if none has answered this session, and waits a
+        little; or raises `unreachable`. `patient`: also where
         nobody is known to start it again (a cluster elsewhere, whose stream was cut). `following`: as `call`."""
         self.close()
         raise_for_certificate(self.endpoint, error)
         if head := self._finder.head:
             backoff.wait_for_head(head, patient=following)
         if not self._finder.may_come_back(patient=patient):
-            endpoint = self._finder.restart()
+            endpoint = None if self._met else self._finder.restart()
             if endpoint is None:
                 raise self.unreachable(_words(error)) from None
             self._endpoint = endpoint

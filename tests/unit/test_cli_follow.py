@@ -14,6 +14,7 @@ from racimo.cli import follow as follow_module
 from racimo.cli.follow import Screen, finish, follow
 from racimo.client.api import Client
 from racimo.control.views import ClusterView, LogLine, OutputView, RunProgress, RunView, WorkerView
+from racimo.spec.errors import RacimoError
 from racimo.spec.run import RunSpec
 from racimo.state.nouns import Exit, Failure, Reason
 
@@ -102,6 +103,41 @@ def test_a_waiting_run_says_why_while_it_waits_and_only_when_that_changes(
     err = capsys.readouterr().err
     assert err.count("echo-1 waits: 3 devices are busy") == 1
     assert err.count("echo-1 waits: 1 device is busy") == 1
+
+
+def test_who_follows_learns_that_a_node_is_silent_and_answers_again_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import threading
+
+    monkeypatch.setattr(follow_module, "LOOK_AGAIN_S", 0.0)
+
+    def away(passed_s: int) -> RunView:
+        text = f"its node h2 has not answered for {passed_s}s; it counts as lost in {600 - passed_s}s"
+        return run_view(reason=Reason(code="waits-lease", text=text))
+
+    stage = Stage(tmp_path, {RUN: Turns(run_view(), away(3), away(5), run_view(), ENDED)})
+    follow_module._watch_nodes(stage.client, "echo-1", Screen(quiet=False), threading.Event())
+    assert capsys.readouterr().err.splitlines() == [
+        "racimo: echo-1: its node h2 has not answered for 3s; it counts as lost in 597s",
+        "racimo: echo-1: its node answers again",
+    ]
+
+
+def test_a_cluster_that_has_ended_ends_the_following_with_how_to_come_back(tmp_path: Path, same_stage: None) -> None:
+    stage = Stage(tmp_path, {LOGS: httpx.ConnectError("refused"), RUN: ENDED}, supervised=False)
+    with pytest.raises(RacimoError) as caught:
+        follow(stage.client, run_view())
+    assert caught.value.kind.exit_code == 3
+    assert caught.value.hint.splitlines() == ["racimo up", "racimo logs -f echo-1   # then goes on from there"]
+
+
+def test_a_run_lost_with_its_node_says_how_the_next_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = Failure(code="node-lost", message="worker 0 was lost with its node h2", hint="racimo nodes")
+    finish(Stage(tmp_path, {}).client, run_view(status="lost", failure=failure), QUIET, quiet=True)
+    assert "  racimo nodes\n  racimo run --retries 1 ..." in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_following_and_not_the_run(

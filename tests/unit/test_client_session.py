@@ -92,6 +92,23 @@ def test_where_nobody_starts_it_again_a_refused_connection_is_said_at_once(tmp_p
     assert caught.value.code == "unreachable" and len(stage.requests) == 1
 
 
+def test_a_cluster_that_has_answered_is_not_started_again_until_the_next_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower must not undo `racimo down`."""
+    refused = httpx.ConnectError("refused")
+    answers = {"GET /v1/runs/echo-1": Turns(run_view(), refused), "POST /v1/runs": Turns(refused, run_view())}
+    stage = Stage(tmp_path, answers, supervised=False)
+    starts: list[None] = []
+    monkeypatch.setattr(stage.client._finder, "restart", lambda: starts.append(None) or stage.client._finder.find())
+    stage.client.run("echo-1")
+    with pytest.raises(RacimoError) as caught:
+        stage.client.run("echo-1")
+    assert caught.value.code == "unreachable" and not starts
+    assert stage.client.submit(RunSpec(command=("echo",), files=""), tmp_path).id == "echo-1"
+    assert starts == [None]
+
+
 def test_shutdown_is_not_sent_twice(tmp_path: Path) -> None:
     stage = Stage(tmp_path, {"POST /v1/shutdown": httpx.ReadError("reset")})
     with pytest.raises(RacimoError, match="lost the connection"):
