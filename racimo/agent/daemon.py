@@ -344,6 +344,7 @@ class Agent:
                 address=ready.address,
                 micro_shards=ready.micro_shards,
                 numerics=ready.numerics,
+                holds=ready.holds,
             )
         )
         write_whole(entry.directory / READY_FILE, msgspec.json.encode(ready))

@@ -482,11 +482,13 @@ class WorkerHello(_Message, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """Entered `run.steps`; sent again after each reconnection."""
+    """Entered `run.steps`; sent again after each reconnection. `holds`: it has committed a step as one of those that
+    compute, so it holds the run's newest state for as long as it lives."""
 
     address: str
     micro_shards: int
     numerics: str
+    holds: bool = False
 
 
 class Progress(_Message, frozen=True, kw_only=True):

@@ -119,7 +119,8 @@ class Facts(Ledger):
         if isinstance(event, ev.WorkerStarted) and worker.leaving == "pause" and not run.elastic:
             # Paused while it was being started, when there was no process to freeze yet.
             self._stop(run, worker, "pause")
-        if isinstance(event, ev.WorkerReady) and run.generation and event.index in run.generation.members:
+        moved = isinstance(event, ev.WorkerReady) and event.address != worker.address
+        if moved and run.generation and event.index in run.generation.members:
             self._announce(run)  # it can be reached at another address than the one that the others were told
         return True
 
@@ -171,7 +172,8 @@ class Facts(Ledger):
             case ev.WorkerStarted():
                 return worker.pid == event.pid
             case ev.WorkerReady():
-                return worker.status == "ready" and worker.address == event.address
+                told = worker.holds or not event.holds
+                return worker.status == "ready" and worker.address == event.address and told
             case ev.WorkerHung():
                 return worker.leaving in ("stop", "abort") or self.state.runs[event.run].failure is not None
             case _:

@@ -83,13 +83,16 @@ def finished(run: Run) -> list[Worker]:
 def holds_state(run: Run, worker: Worker, at_s: float, settled_s: float) -> bool:
     """Whether a worker is taken to hold the run's newest step at `at_s`.
 
-    Those with whom the attempt began do; of a later one nobody tells control when it has got it from the others, so it
-    counts once it has been a member for `settled_s`.
+    Those with whom the attempt began do; others say so. Where nobody says it (workers of an earlier version) one counts
+    once it has been a member for `settled_s`.
     """
     if run.generation is None or worker.index not in run.generation.members:
         return False
     began_s = min(other.started_at_s for other in run.workers.values())
-    return worker.started_at_s == began_s or worker.ready_at_s + settled_s <= at_s
+    if worker.started_at_s == began_s or worker.holds:
+        return True
+    said = any(other.holds for other in run.workers.values())
+    return not said and worker.ready_at_s + settled_s <= at_s
 
 
 def paused(run: Run) -> list[Worker]:

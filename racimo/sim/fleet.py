@@ -60,6 +60,7 @@ class Fleet:
                 self._reaches,
                 lambda worker: self.counts(worker),
                 lambda: self._hang_later(run),
+                lambda worker: self.machines[worker.node].tell(worker),
                 worker.order.config,
             )
         return self.trainings[run]

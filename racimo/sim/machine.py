@@ -139,7 +139,7 @@ class SimMachine:
         for worker in self.workers.values():
             if worker.pid is None and worker.ending is None:
                 self.timeline.after(FORK_S, lambda w=worker: self._fork(w))  # type: ignore[misc]
-            self._tell(worker)
+            self.tell(worker)
         for message in list(self.announced.values()):
             self._tell_generation(message)
         self.on_news()
@@ -199,7 +199,7 @@ class SimMachine:
         self._pid += 1
         worker.pid, worker.alive = self._pid, True
         self.on_start(worker)
-        self._tell(worker)
+        self.tell(worker)
         config = worker.order.config
         if worker.training:
             self.timeline.after(config["ready_s"] * self.rng.uniform(0.5, 1.5), lambda: self._ready(worker))
@@ -216,7 +216,7 @@ class SimMachine:
             self.timeline.after(0.5, lambda: self._ready(worker))
             return
         worker.ready = True
-        self._tell(worker)
+        self.tell(worker)
         self.timeline.after(0.0, self._training_of(worker).look)
 
     def _run_on(self, worker: SimWorker) -> None:
@@ -287,7 +287,7 @@ class SimMachine:
             return
         worker.alive = False
         worker.ending = ending
-        self.timeline.after(self.rng.uniform(0.001, 0.02), lambda: self._tell(worker))
+        self.timeline.after(self.rng.uniform(0.001, 0.02), lambda: self.tell(worker))
 
     def report_hang(self, run: str) -> None:
         """The agent looks at a run that made no progress."""
@@ -297,7 +297,7 @@ class SimMachine:
             failure = Failure(code="worker-hung", message=f"worker {first.index} hangs", rank=first.index)
             self._spool(ev.WorkerHung(run=run, attempt=first.attempt, index=first.index, failure=failure))
 
-    def _tell(self, worker: SimWorker) -> None:
+    def tell(self, worker: SimWorker) -> None:
         """Spools what is news about a worker; a dead agent says it when it is back."""
         if not self.agent_up:
             return
@@ -305,13 +305,12 @@ class SimMachine:
         if worker.pid is not None and "started" not in worker.spooled:
             self._spool(ev.WorkerStarted(run=run, attempt=attempt, index=index, pid=worker.pid))
             worker.spooled.add("started")
-        if worker.ready and "ready" not in worker.spooled:
+        said = "holds" if worker.holds else "ready"
+        if worker.ready and said not in worker.spooled:
             numbers = {"micro_shards": int(worker.order.config["micro_shards"])}
-            address = f"sim:{worker.pid}"
-            self._spool(
-                ev.WorkerReady(run=run, attempt=attempt, index=index, address=address, numerics="sim", **numbers)
-            )
-            worker.spooled.add("ready")
+            known = {"address": f"sim:{worker.pid}", "numerics": "sim", "holds": worker.holds}
+            self._spool(ev.WorkerReady(run=run, attempt=attempt, index=index, **known, **numbers))  # type: ignore[arg-type]
+            worker.spooled.add(said)
         if worker.ending is not None and "exited" not in worker.spooled:
             commits = self._training_of(worker).step if worker.training else 0
             self._spool(ev.WorkerExited(run=run, attempt=attempt, index=index, exit=worker.ending, commits=commits))

@@ -35,9 +35,11 @@ class SimTraining:
         reaches: Reaches,
         counts: Counts,
         on_hang: Callable[[], None],
+        on_hold: Callable[[SimWorker], None],
         config: dict[str, float],
     ) -> None:
         self._timeline, self._rng, self._leave, self._on_hang = timeline, rng, leave, on_hang
+        self._on_hold = on_hold
         self._reaches, self._counts = reaches, counts
         self.until, self.step_s = int(config["until"]), float(config["step_s"])
         self.hang_at = int(config.get("hang_at", -1))
@@ -143,6 +145,9 @@ class SimTraining:
         self._next_step = step + 1
         for member in members:
             member.step = step
+            if not member.holds:
+                member.holds = True
+                self._on_hold(member)
         self.commits.append((key[0], step))
         pausing = [member for member in members if member.asked == "pause"]
         if pausing or step == self.until or step % CHECKPOINT_EVERY_STEPS == 0:

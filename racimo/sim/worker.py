@@ -26,6 +26,7 @@ class SimWorker:
         self.timer: Timer | None = None
         # Training
         self.step: int | None = None
+        self.holds = False
         self.generation = 0
         self.members: tuple[str, ...] = ()
 

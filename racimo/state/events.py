@@ -108,7 +108,8 @@ class WorkerStarted(_Event, frozen=True, kw_only=True):
 
 
 class WorkerReady(_Event, frozen=True, kw_only=True):
-    """The worker entered `run.steps`: from here on the attempt is elastic. `address`: where its peers reach it."""
+    """The worker entered `run.steps`: from here on the attempt is elastic. `address`: where its peers reach it.
+    Told again with `holds` once it has committed a step as one of those that compute."""
 
     run: str
     attempt: int
@@ -116,6 +117,7 @@ class WorkerReady(_Event, frozen=True, kw_only=True):
     address: str
     micro_shards: int
     numerics: str
+    holds: bool = False
 
 
 class WorkerExited(_Event, frozen=True, kw_only=True):

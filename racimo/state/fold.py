@@ -129,6 +129,7 @@ def _worker_event(state: State, event: WorkerEvent, at_s: float) -> None:
                 address=event.address,
                 numerics=event.numerics,
                 ready_at_s=worker.ready_at_s or at_s,
+                holds=worker.holds or event.holds,
             )
             state.runs[run.id] = _with_worker(run, ready, elastic=True, micro_shards=event.micro_shards)
         case ev.WorkerExited():

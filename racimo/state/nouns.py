@@ -112,6 +112,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     numerics: str = ""
     started_at_s: float = 0.0
     ready_at_s: float = 0.0
+    holds: bool = False
+    """It said that it holds the run's newest state."""
     leaving: Literal["", "stop", "pause", "release", "abort"] = ""
     exit: Exit | None = None
     exited_at_s: float = 0.0

@@ -58,8 +58,12 @@ def test_the_others_commit_while_one_that_joins_loads_its_state(cluster: Make, h
     workers.start(1)
     workers.pump(lambda: workers.committed >= 3)
     workers.start(1)
+    newcomer = workers.children[1]
+    workers.pump(lambda: newcomer.ready is not None)
+    assert newcomer.ready is not None and not newcomer.ready.holds
     workers.finish()
     assert workers.outcomes == ["finished"] * 2, workers.story()
+    assert all(child.ready is not None and child.ready.holds for child in workers.children.values())
     assert len(workers.hashes()) == 1
     every_micro_shard_counted_once(home, 40)
     joined_in = next(g.number for g in workers.generations if len(g.members) == 2)

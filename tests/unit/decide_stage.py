@@ -81,12 +81,12 @@ class Stage:
             self.core.agent_event(ev.WorkerStarted(run=run, attempt=attempt, index=index, pid=1000 + index))
         self.turn()
 
-    def ready(self, run: str, *indices: int, micro_shards: int = 8) -> None:
+    def ready(self, run: str, *indices: int, micro_shards: int = 8, holds: bool = False) -> None:
         for index in indices or tuple(w.index for w in self.run(run).live_workers):
             self.core.agent_event(
                 ev.WorkerReady(
                     run=run, attempt=self.run(run).attempt, index=index, address=f"a:{index}",
-                    micro_shards=micro_shards, numerics="n",
+                    micro_shards=micro_shards, numerics="n", holds=holds,
                 )
             )  # fmt: skip
         self.turn()

@@ -108,6 +108,22 @@ def test_without_free_devices_a_run_at_its_least_stays_until_there_are_some() ->
     assert stage.only(ev.WorkersPlanned).reason.code == "moves"
 
 
+def test_who_says_that_it_holds_the_state_is_believed_at_once_and_nobody_is_taken_to_by_its_age() -> None:
+    """A step may take minutes: ready for long is no sign of having got the state."""
+    stage = hosts(2, 2)
+    run = stage.elastic(2)
+    stage.ready(run, holds=True)
+    assert not stage.effects, "the others need not hear of it"
+    drain(stage, node_of(stage, run, 0))
+    stage.started(run, 2, 3)
+    stage.ready(run, 2, 3)
+    assert members(stage, run) == (0, 2, 3)
+    stage.turn(after_s=10 * SETTLED_S)
+    assert members(stage, run) == (0, 2, 3), "neither newcomer has the state yet"
+    stage.ready(run, 3, holds=True)
+    assert members(stage, run) == (2, 3)
+
+
 def test_a_whole_run_moves_to_another_node_without_losing_its_state() -> None:
     """The newcomers join those who hold the state, and nobody leaves before one of them holds it too."""
     stage = hosts(2, 2)

@@ -1,5 +1,6 @@
 """This worker's part in the run: its position, its state, and the way from one step to the next with the others."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,9 @@ class Crew(Position):
         """The outcome of the next step, whose gradient I have already: it is replayed."""
         self._donor: int | None = None
         self._newcomers = Newcomers(self._switchboard)
+        self._saying = threading.Lock()
+        self._address = Address("")
+        self._holds = False
         self._outside: seeds.State | None = None
         self._compared_in: tuple[int, tuple[int, ...]] = (0, ())
 
@@ -91,9 +95,13 @@ class Crew(Position):
         self.link.on_reachable(lambda reachable: self._meeting.open_to_others(reachable, self._be_ready))
         self._telemetry.phase("wait")
 
-    def _be_ready(self, address: Address) -> None:
-        ready = Ready(address=str(address), micro_shards=self.identity.micro_shards, numerics=self.numerics)
-        self.link.ready(ready)
+    def _be_ready(self, address: Address | None = None, holds: bool = False) -> None:
+        """Says that I am, or what is new about it. In whatever thread."""
+        with self._saying:
+            self._address = address or self._address
+            self._holds = holds or self._holds
+            here, shards = str(self._address), self.identity.micro_shards
+            self.link.ready(Ready(address=here, micro_shards=shards, numerics=self.numerics, holds=self._holds))
 
     def boundary(self) -> bool:
         """Between two steps, where the state is that of exactly `step` commits. False if there is no further step."""
@@ -344,6 +352,8 @@ class Crew(Position):
         self._ledger.keep(())
         self.step += 1
         faults.point("applied", self.step)
+        if not self._holds and not self._trails:
+            self._be_ready(holds=True)
         self._telemetry.committed(outcome, outcome.weight if self._tokens is not None else None)
 
     # Together
