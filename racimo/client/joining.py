@@ -1,6 +1,7 @@
 """Joining this machine to a cluster whose head is another: asked there first, undone here if it cannot be."""
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -77,7 +78,7 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
     """
     host, port = parse_address(address)
     head = join_address(host, port)
-    _check_wish(wish)
+    _check_wish(wish, head)
     if not token.pin:
         raise RacimoError(
             "unauthorized",
@@ -129,7 +130,7 @@ def _has(node: Node, config: ClusterConfig) -> bool:
     return node.price_per_device_hour == config.price and config.slots in (None, len(node.devices))
 
 
-def _check_wish(wish: Wish) -> None:
+def _check_wish(wish: Wish, head: str) -> None:
     if wish.name and not _NAME.fullmatch(wish.name):
         raise RacimoError("invalid-request", f"a node's name is up to 32 of a-z, 0-9 and -, not {wish.name!r}")
     if wish.address and wish.address not in {address for _, address in own_addresses()}:
@@ -137,7 +138,7 @@ def _check_wish(wish: Wish) -> None:
             "invalid-request",
             f"{wish.address} is no address of this machine (the wrong network interface?); it has"
             f" {own_addresses_words()}",
-            f"racimo join ... --address {likely_address()}   # or without --address",
+            f"racimo join {head} --token-file - --address {likely_address()}   # or without --address",
         )
 
 
@@ -224,24 +225,32 @@ def _refuse_machine(home: Home, cluster: ClusterView) -> None:
 
 def _refuse_twice(home: Home, head: str, nodes: list[Node], wish: Wish) -> None:
     """The same machine, or the same name, in the cluster already."""
-    own = own_node(home, nodes)
+    own, again = own_node(home, nodes), f"racimo join {head} --token-file -"  # asks for the token
     address = wish.address or own_address(parse_address(head)[0])
     if own is not None and wish.name and own.id != wish.name:
         words = f"this home is node {own.id} of the cluster already, and a node keeps its name"
-        raise RacimoError("join-refused", words, f"racimo join ... --name {own.id}")
+        raise RacimoError("join-refused", words, f"{again} --name {own.id}")
     for node in nodes:
         if node == own or node.status != "up":
             continue
         if wish.name and node.id == wish.name:
             words = f"the cluster has a node {node.id} already (host {node.host}, {node.address or 'local'})"
-            raise RacimoError("join-refused", words, "racimo join ... --name ANOTHER")
+            raise RacimoError("join-refused", words, f"{again} --name {_another(wish.name, nodes)}")
         if not wish.name and node.host == socket.gethostname() and node.address == address:
             words = f"this host is in the cluster already, as node {node.id} (host {node.host} at {address})"
-            raise RacimoError("join-refused", words, "racimo join ... --name NAME   # if a second node here is meant")
+            raise RacimoError(
+                "join-refused", words, f"{again} --name {_another(node.id, nodes)}   # if a second node here is meant"
+            )
     if own is not None and own.status == "up" and not supervisor_alive(home) and own.host != socket.gethostname():
         words = f"node {own.id} is up on host {own.host}: its home {home.root} is in use there"
         hint = f"rm {home.node_dir / 'id'}   # if it is a copy; else export RACIMO_HOME=DIR of this machine alone"
         raise RacimoError("join-refused", words, hint)
+
+
+def _another(name: str, nodes: list[Node]) -> str:
+    """A name like it that no node has."""
+    taken = {node.id for node in nodes}
+    return next(found for number in itertools.count(2) if (found := f"{name[:28]}-{number}") not in taken)
 
 
 def _tell_of_former(home: Home, nodes: list[Node], wish: Wish, say: Say) -> None:
