@@ -94,6 +94,11 @@ class Finder:
             return "check $RACIMO_ADDRESS, or unset it to use the cluster of this machine"
         if self.home.join_file.exists():
             return f"racimo up   # on the head ({self.head}); racimo check here says how this machine stands with it"
+        if (self.home.node_dir / "cluster").exists() and not self.home.journal_file.exists():
+            return (
+                "racimo join ADDRESS --token-file FILE   # this machine has left a cluster; racimo up on its head shows"
+                " the line\nracimo up   # begins a cluster of this machine's own"
+            )
         return "racimo up"
 
 

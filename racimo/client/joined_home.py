@@ -60,6 +60,14 @@ def write_joined_home(
         raise RacimoError("start-failed", f"cannot write in {home.root}: {error.strerror}") from None
 
 
+def clear_of_former_cluster(home: Home) -> None:
+    """A home that was a node's and becomes a head's. `OSError`."""
+    mark = home.node_dir / "cluster"
+    if mark.exists():
+        _clear_of_other_cluster(home, "")
+        mark.unlink()
+
+
 def _clear_of_other_cluster(home: Home, cluster: str) -> None:
     """A node that was in another cluster knows runs by names that mean other runs here."""
     mark = home.node_dir / "cluster"

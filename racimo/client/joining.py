@@ -21,6 +21,7 @@ from racimo.client.discovery import Endpoint, supervisor_alive
 from racimo.client.ending import await_gone, end_services, signal_process
 from racimo.client.findings import LOW_DISK_BYTES
 from racimo.client.forgetting import forget
+from racimo.client.former_head import OWN_HOME, head_set_aside, refuse_busy_head
 from racimo.client.interrupts import turn, uninterrupted
 from racimo.client.joined_home import forget_cluster, write_joined_home
 from racimo.client.probing import ask
@@ -94,7 +95,7 @@ def join(home: Home, address: str, token: Token, wish: Wish, say: Say) -> Joined
         _tell_of_former(home, nodes, wish, say)
         say(f"the head at {head} welcomes this machine")
         known = own_node(home, nodes) is not None
-        with _undone_on_failure(home, None if known else endpoint, say):
+        with head_set_aside(home, say), _undone_on_failure(home, None if known else endpoint, say):
             _write_home(home, head, token, wish, cluster, endpoint.certificate)
             return _start(home, say)
 
@@ -143,19 +144,16 @@ def _check_wish(wish: Wish, head: str) -> None:
 
 
 def _refuse_home(home: Home, head: str, token: Token) -> None:
-    """What this home is already: a head, a node of another cluster, or this very node."""
+    """What this home is already: a head at work, a node of another cluster, or this very node."""
     from racimo.control.home_check import check_joined_home
 
-    aside = "export RACIMO_HOME=$HOME/.racimo-node   # a home of its own for this node"
-    if home.journal_file.exists():
-        state = "is the head of a running cluster" if supervisor_alive(home) else "has been the head of a cluster"
-        raise RacimoError("join-refused", f"{home.root} {state}: a home is a head's or a node's, not both", aside)
+    refuse_busy_head(home)
     present = read_join(home)
     if present is not None:
         same = home.token_file.exists() and home.token_file.read_text().strip() == str(token)
         if not same:
             words = f"this machine has joined another cluster, that of {present.address} (home {home.root})"
-            raise RacimoError("join-refused", words, f"racimo down   # leaves it; or {aside}")
+            raise RacimoError("join-refused", words, f"racimo down   # leaves it; or {OWN_HOME}")
         if supervisor_alive(home) and present.address == head:
             words = f"this machine has joined this cluster already (head {head}, home {home.root})"
             link = link_state(home)

@@ -12,6 +12,7 @@ from racimo.client.binding import check_bind, checked_bind, join_line, shared_to
 from racimo.client.discovery import local_endpoint, supervisor_alive
 from racimo.client.ending import DOWN_LIMIT_S, await_gone, end_services, signal_process
 from racimo.client.interrupts import uninterrupted
+from racimo.client.joined_home import clear_of_former_cluster
 from racimo.client.probing import nodes_of
 from racimo.client.say import Say
 from racimo.client.waiting import await_door, await_node, own_node
@@ -114,6 +115,8 @@ def prepare_home(home: Home) -> None:
     try:
         for folder in (home.root, home.service_logs_dir, home.processes_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not home.journal_file.exists():
+            clear_of_former_cluster(home)
         if not home.token_file.exists():
             write_private(home.token_file, secrets.token_urlsafe(32).encode())
     except OSError as error:

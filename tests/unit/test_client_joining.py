@@ -14,15 +14,21 @@ import msgspec
 import pytest
 
 from racimo.act import tls
+from racimo.act.journal_file import SqliteJournal
 from racimo.act.versions import own_versions, version_problem
+from racimo.agent.runs import newest_run_number
 from racimo.client import joining
+from racimo.client.discovery import Finder
 from racimo.client.joined_home import forget_cluster
 from racimo.client.joining import Wish, join
+from racimo.client.start import prepare_home
 from racimo.control.private_files import write_private
 from racimo.control.views import ClusterView, NodeView
 from racimo.spec.config import ClusterConfig, JoinConfig, LinkState, Token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
+from racimo.spec.run import RunSpec
+from racimo.state import events as ev
 from racimo.state.nouns import Device, Node
 
 TOKEN = Token("secret", "0" * 64)
@@ -197,12 +203,67 @@ def test_a_copied_home_is_not_told_that_it_is_the_node_whose_name_it_has(
     assert asked == [False, False, True]
 
 
-def test_a_heads_home_and_a_node_of_another_cluster_are_refused(stage: Stage) -> None:
-    stage.home.journal_file.parent.mkdir(parents=True)
-    stage.home.root.chmod(0o700)
-    stage.home.journal_file.touch()
-    assert "has been the head" in stage.refusal().message
-    stage.home.journal_file.unlink()
+def a_former_head(home: Home, *events: ev.Event) -> None:
+    home.root.mkdir(mode=0o700)
+    journal = SqliteJournal(home.journal_file)
+    for seq, event in enumerate(events, 1):
+        journal.append(ev.Record(seq=seq, at_s=float(seq), wall_s=0.0, event=event))
+    journal.commit()
+    journal.close()
+    for path in (home.token_file, home.output_dir("echo-1") / "model.pt", home.worker_dir("echo-1/1/0") / "out.log"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of the head")
+
+
+def test_a_head_whose_work_is_done_may_join_and_can_be_a_head_again(stage: Stage) -> None:
+    home, said = stage.home, []
+    a_former_head(home)
+    join(home, HEAD, TOKEN, Wish(), said.append)
+    (aside,) = home.root.glob("head-*")
+    assert str(aside) in said[-1] and stage.started
+    assert Home(aside).journal_file.exists() and Home(aside).token_file.read_text() == "of the head"
+    assert (Home(aside).output_dir("echo-1") / "model.pt").exists()
+    assert newest_run_number(home) == 0 and home.token_file.read_text() == str(TOKEN)
+    forget_cluster(home)
+    shutil.copytree(aside, home.root, dirs_exist_ok=True)
+    assert home.journal_file.exists() and newest_run_number(home) == 1
+
+
+def test_a_head_that_keeps_runs_is_refused_and_one_that_cannot_join_stays_a_head(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(home: Home, say: Any) -> None:
+        raise RacimoError("start-failed", "no")
+
+    a_former_head(stage.home)
+    before = sorted(stage.home.root.rglob("*"))
+    monkeypatch.setattr(joining, "_start", fails)
+    with pytest.raises(RacimoError, match="no"):
+        stage.join()
+    kept = [path for path in before if path.suffix not in (".db-wal", ".db-shm")]
+    assert set(kept) <= set(stage.home.root.rglob("*")) and stage.home.token_file.read_text() == "of the head"
+    shutil.rmtree(stage.home.root)
+    a_former_head(stage.home, ev.RunSubmitted(run="echo-1", spec=RunSpec(command=("echo",)), request="", wall_s=0.0))
+    with pytest.raises(RacimoError, match="keeps echo-1 for its next up") as caught:
+        stage.join()
+    assert "racimo stop echo-1 && racimo down" in caught.value.hint and "RACIMO_HOME" in caught.value.hint
+
+
+def test_a_home_that_was_a_nodes_begins_a_cluster_without_its_runs(stage: Stage) -> None:
+    stage.join()
+    kept = stage.home.output_dir("echo-6")
+    kept.mkdir(parents=True)
+    stage.home.worker_dir("echo-6/1/0").mkdir(parents=True)
+    forget_cluster(stage.home)
+    assert Finder(str, home=stage.home, may_start=False).cure().startswith("racimo join ADDRESS")
+    prepare_home(stage.home)
+    assert Finder(str, home=stage.home, may_start=False).cure() == "racimo up"
+    assert newest_run_number(stage.home) == 0, "the new journal would be said to have lost records"
+    assert (stage.home.root / "outputs-c-1" / "echo-6").exists()
+
+
+def test_a_node_of_another_cluster_is_refused(stage: Stage) -> None:
+    stage.home.root.mkdir(mode=0o700)
     stage.home.join_file.write_bytes(msgspec.json.encode(JoinConfig(address="10.0.0.9:7700", cluster="c-9")))
     error = stage.refusal()
     assert error.code == "join-refused" and "that of 10.0.0.9:7700" in error.message and "racimo down" in error.hint
