@@ -7,8 +7,12 @@ from pathlib import Path
 
 from racimo.agent.protocol import OutputChunk, OutputFile
 from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
 
 MAX_LISTED = 10_000
+MAX_BESIDE = 20
+MAX_LOOKED_AT = 50_000
+"""Files of a working folder that are looked at for being new."""
 MAX_CHUNK_BYTES = 4 * 2**20
 _ESCAPED_BYTE = re.compile(rb"\\x([89a-f][0-9a-f])")
 
@@ -31,6 +35,32 @@ def list_outputs(root: Path) -> list[OutputFile]:
             if len(found) >= MAX_LISTED:
                 return sorted(found, key=lambda file: file.path)
     return sorted(found, key=lambda file: file.path)
+
+
+def files_beside(home: Home, run: str) -> list[str]:
+    """Files in the working folder of the run's newest attempt here that are newer than its workers, at most
+    `MAX_BESIDE`: what a script wrote there by mistake, since they are no outputs. Blocks on the disk."""
+    attempts = [int(path.name) for path in (home.node_dir / "files" / run).glob("[0-9]*") if path.name.isdigit()]
+    if not attempts:
+        return []
+    root, workers = home.attempt_files_dir(run, max(attempts)), home.node_dir / "workers" / run / str(max(attempts))
+    began_ns = min((path.stat().st_mtime_ns for path in workers.glob("*/worker.json")), default=None)
+    found: list[str] = []
+    looked_at = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            path = Path(folder, name)
+            looked_at += 1
+            try:
+                status = path.lstat()
+            except OSError:
+                continue  # gone meanwhile
+            if began_ns is not None and stat.S_ISREG(status.st_mode) and status.st_mtime_ns > began_ns:
+                found.append(_shown(path.relative_to(root).as_posix()))
+            if len(found) >= MAX_BESIDE or looked_at >= MAX_LOOKED_AT:
+                return found
+    return found
 
 
 def _shown(path: str) -> str:

@@ -258,7 +258,10 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputList(_Message, frozen=True, kw_only=True):
+    """`beside`: files that workers made or changed in their working folder, where they are no outputs."""
+
     files: tuple[OutputFile, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 class ReadOutput(_Message, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import time
 from racimo.agent.inotify import FileWatcher
 from racimo.agent.log_tails import LogTails
 from racimo.agent.logs import read_log
-from racimo.agent.outputs import check_run_name, list_outputs, read_output
+from racimo.agent.outputs import check_run_name, files_beside, list_outputs, read_output
 from racimo.agent.protocol import ListOutputs, LogChunk, OutputList, PullLogs, ReadLog, ReadOutput, ReplyBody
 from racimo.agent.runs import Runs
 from racimo.agent.workers import Workers
@@ -58,7 +58,9 @@ class Reading:
 
     async def list_outputs(self, message: ListOutputs) -> ReplyBody:
         check_run_name(message.run)
-        return OutputList(files=tuple(await asyncio.to_thread(list_outputs, self._home.output_dir(message.run))))
+        files = await asyncio.to_thread(list_outputs, self._home.output_dir(message.run))
+        beside = await asyncio.to_thread(files_beside, self._home, message.run)
+        return OutputList(files=tuple(files), beside=tuple(beside))
 
     async def read_output(self, message: ReadOutput) -> ReplyBody:
         check_run_name(message.run)

@@ -1,6 +1,8 @@
 """`racimo get` and `racimo exec`: what a run left behind, and a command beside one of its workers."""
 
 import argparse
+import filecmp
+import os
 import sys
 from pathlib import Path
 
@@ -9,13 +11,16 @@ from racimo.cli.parser import Parser, add_output, count
 from racimo.cli.render import exit_words, format_wall
 from racimo.cli.usage import UsageError
 from racimo.client.api import Client
+from racimo.client.snapshot import FETCHED_MARK
 from racimo.control.views import OutputView
 from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
 from racimo.spec.quantity import format_size
 from racimo.state.nouns import Exit
 
 SIGNALLED = 128
 """Exit codes from here on are, in a shell, 128 and the number of a signal."""
+NO_OUTPUTS = "racimo show {run}   # outputs are what it writes to $RACIMO_OUTPUT_DIR, not to its working folder"
 
 
 def _get_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +29,7 @@ def _get_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", nargs="?", default="", help="the file or folder to fetch")
     parser.add_argument("--all", action="store_true", help="fetch everything, into ./RUN/ or --to")
     parser.add_argument("--node", metavar="NODE", default="", help="only what lies there (default: on all its nodes)")
+    parser.add_argument("--force", action="store_true", help="over files that are there already and are others")
     parser.add_argument("--to", metavar="PLACE", help="file or folder to write to; - for stdout")
     add_output(parser)
 
@@ -41,9 +47,18 @@ def _get(args: argparse.Namespace) -> int:
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             return 0
-        for output in wanted:
-            target = _target(output.path, args)
-            client.download(args.run, output.path, target, node=args.node)
+        targets = [(output, _target(output.path, args)) for output in wanted]
+        if not args.force:
+            for output, target in targets:
+                if target.exists() and (not target.is_file() or target.stat().st_size != output.size_bytes):
+                    raise _is_there(target)
+        if [output.path for output in wanted] != [args.path]:
+            _mark(args)
+        for output, target in targets:
+            _fetch(client, args, output, target)
+            if output.others and not args.node:
+                others = ", ".join(output.others)
+                talk(f"{output.path} is that of {output.node}; {others} wrote one too: racimo get ... --node NODE")
             if args.output == "json":
                 write_json({"path": output.path, "to": str(target), "size_bytes": output.size_bytes})
             else:
@@ -51,17 +66,60 @@ def _get(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fetch(client: Client, args: argparse.Namespace, output: OutputView, target: Path) -> None:
+    """A file that is there already is left, unless it is the same or `--force` was given."""
+    if args.force or not target.exists():
+        client.download(args.run, output.path, target, node=args.node)
+        return
+    draft = target.with_name(f".{target.name}.fetched.{os.getpid()}")
+    try:
+        client.download(args.run, output.path, draft, node=args.node)
+        if not filecmp.cmp(draft, target, shallow=False):
+            raise _is_there(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _is_there(target: Path) -> RacimoError:
+    words = f"{target} is there already and is another file: nothing is written over it"
+    return RacimoError("wrong-state", words, "racimo get ... --force   # replaces it; or --to PLACE")
+
+
+def _mark(args: argparse.Namespace) -> None:
+    """A folder that is made here for what is fetched is not sent along with the next run."""
+    folder = Path(args.to or args.run)
+    if not folder.exists():
+        try:
+            folder.mkdir(parents=True)
+            (folder / FETCHED_MARK).write_text(f"Made by racimo get {args.run}; not sent along with runs.\n")
+        except OSError as error:
+            raise RacimoError("file-unreadable", f"cannot write {folder}: {error.strerror}") from None
+
+
 def _chosen(client: Client, run: str, path: str, node: str) -> list[OutputView]:
     outputs = client.outputs(run, node=node)
     there = f" on {node}" if node else ""
     if not path:
         if not outputs:
-            raise RacimoError("output-missing", f"{run} has left no outputs{there} (so far)", f"racimo show {run}")
+            raise RacimoError(
+                "output-missing",
+                f"{run} has left no outputs{there} (so far){_restored(client)}",
+                NO_OUTPUTS.format(run=run),
+            )
         return outputs
     wanted = [output for output in outputs if output.path == path or output.path.startswith(path.rstrip("/") + "/")]
     if not wanted:
         raise RacimoError("output-missing", f"{run} has no output {path}{there}", f"racimo get {run}   # lists them")
     return wanted
+
+
+def _restored(client: Client) -> str:
+    """That this machine's cluster was made from a backup, which holds none of the outputs of its time."""
+    try:
+        from_backup = Home(Path(client.cluster().home)).restored_file.exists()
+    except OSError:
+        return ""
+    return "; this cluster was made from a backup, and backups hold no outputs" if from_backup else ""
 
 
 def _target(path: str, args: argparse.Namespace) -> Path:
@@ -78,7 +136,11 @@ def _list(outputs: list[OutputView], output: str) -> None:
         return
     size = min(max((len(o.path) for o in outputs), default=0), width())
     for one in outputs:
-        write(f"{one.path:<{size}}  {format_size(one.size_bytes):>9}  {format_wall(one.modified_wall_s)}")
+        write(f"{one.path:<{size}}  {format_size(one.size_bytes):>9}  {format_wall(one.modified_wall_s)}{_where(one)}")
+
+
+def _where(one: OutputView) -> str:
+    return f"  {one.node} (also {', '.join(one.others)})" if one.others else ""
 
 
 def _exec_arguments(parser: Parser) -> None:

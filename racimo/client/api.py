@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from racimo.client.prepare import Prepared
 
 DEFAULT_MAX_UPLOAD_BYTES = 512 * 10**6
+NAMED_BESIDE = 5
 WAIT_SLICE_S = 20.0
 """How long one request of `wait` may take."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -209,6 +210,12 @@ class Client:
         view = self._session.call("GET", f"{_run_path(run)}/outputs{_on_node(node)}", OutputsView)
         if view.away:
             self._session.say(f"outputs that lie only on {', '.join(view.away)} are not listed: no answer from there")
+        if view.beside:
+            more = f" and {len(view.beside) - NAMED_BESIDE} more" if len(view.beside) > NAMED_BESIDE else ""
+            self._session.say(
+                f"{run} left in its working folder {', '.join(view.beside[:NAMED_BESIDE])}{more}: no outputs, gone"
+                " with the run's files (write results to $RACIMO_OUTPUT_DIR)"
+            )
         return list(view.files)
 
     def download(self, run: str, path: str, to: str | Path, *, node: str = "") -> Path:

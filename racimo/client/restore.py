@@ -11,6 +11,7 @@ import msgspec
 
 from racimo.client.say import Say
 from racimo.control.backup import ABOUT, About
+from racimo.control.private_files import write_private
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
@@ -38,6 +39,7 @@ def restore(home: Home, file: Path, say: Say) -> About:
         about = _unpack(file, draft)
         _check_journal(Home(draft), file)
         home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(Home(draft).restored_file, msgspec.json.encode(about))
         for part in sorted(draft.iterdir()):
             _move_into(part, home.root / part.name)
     except (tarfile.TarError, EOFError) as error:

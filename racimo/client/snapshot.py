@@ -1,8 +1,8 @@
 """The files of a run, by content: what belongs to it, how big it is, and sending only what the cluster lacks.
 
-Left out: `.git`, virtual environments, `__pycache__`, folders tagged as caches, the cluster's own home, and what
-`.racimoignore` files name (in gitignore's syntax). Links that lead to something inside are kept as what they lead to;
-others are left out and named.
+Left out: `.git`, virtual environments, `__pycache__`, folders tagged as caches, the cluster's own home, backups of
+clusters, what `racimo get` fetched, and what `.racimoignore` files name (in gitignore's syntax). Links that lead to
+something inside are kept as what they lead to; others are left out and named.
 """
 
 import hashlib
@@ -28,6 +28,9 @@ IGNORE_FILE = ".racimoignore"
 ALWAYS_LEFT_OUT = frozenset({".git", "__pycache__"})
 LEFT_OUT_WITH = ("pyvenv.cfg", "CACHEDIR.TAG")
 """A folder with such a file is a virtual environment, or says itself that it is a cache (bford.info/cachedir)."""
+FETCHED_MARK = ".racimo-fetched"
+"""In a folder that `racimo get` made for what it fetched."""
+TAR_BLOCK_BYTES = 512
 MAX_FILES = 15_000
 """What one request of the API has room for."""
 NAMED_FOLDERS = 5
@@ -128,7 +131,9 @@ class _Walk:
                     continue
                 _check_name(path, entry)
                 if is_folder:
-                    if not self._left_out(Path(entry.path)):
+                    if Path(entry.path, FETCHED_MARK).exists():
+                        self.skipped.append(f"{path}/ (fetched by racimo get; without its {FETCHED_MARK} it is sent)")
+                    elif not self._left_out(Path(entry.path)):
                         yield from self.folder(Path(entry.path), f"{path}/", ignored, inside)
                     continue
                 about = entry.stat()
@@ -138,6 +143,9 @@ class _Walk:
                 raise _unreadable(Path(entry.path), error) from None
             if not stat.S_ISREG(about.st_mode):
                 self.skipped.append(f"{path} (not a file)")
+                continue
+            if about.st_size and about.st_size % TAR_BLOCK_BYTES == 0 and _is_backup(entry.path):
+                self.skipped.append(f"{path} (a backup of a cluster, with its secrets)")
                 continue
             yield LocalFile(
                 path=path,
@@ -165,6 +173,18 @@ class _Walk:
         else:
             return True
         return False
+
+
+def _is_backup(path: str) -> bool:
+    """Whether this is what `racimo backup` writes: a tar whose first member says of which cluster."""
+    from racimo.control.backup import ABOUT
+
+    try:
+        with open(path, "rb") as file:
+            head = file.read(TAR_BLOCK_BYTES)
+    except OSError:
+        return False  # said when it is read whole
+    return head.startswith(ABOUT.encode() + b"\0") and head[257:262] == b"ustar"
 
 
 def _check_name(path: str, entry: os.DirEntry[str]) -> None:

@@ -8,8 +8,10 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterable
 
-from racimo.agent.outputs import list_outputs, open_output
-from racimo.agent.protocol import ListOutputs, OutputChunk, OutputFile, OutputList, ReadOutput
+from msgspec.structs import replace
+
+from racimo.agent.outputs import files_beside, list_outputs, open_output
+from racimo.agent.protocol import ListOutputs, OutputChunk, OutputList, ReadOutput
 from racimo.control.carrier import Carrier
 from racimo.control.loop import Loop
 from racimo.control.views import OutputsView, OutputView
@@ -38,14 +40,19 @@ class Outputs:
         nodes = await self._nodes(run, only)
         listings = await asyncio.gather(*(self._list_on(run.id, node) for node in nodes))
         files: dict[str, OutputView] = {}
+        beside: dict[str, None] = {}
         for node, listing in zip(nodes, listings, strict=True):
-            for file in listing or ():
+            beside.update(dict.fromkeys(listing.beside if listing is not None else ()))
+            for file in listing.files if listing is not None else ():
+                if (known := files.get(file.path)) is not None:
+                    files[file.path] = replace(known, others=(*known.others, node))
+                    continue
                 view = OutputView(
                     path=file.path, size_bytes=file.size_bytes, modified_wall_s=file.modified_wall_s, node=node
                 )
-                files.setdefault(file.path, view)
+                files[file.path] = view
         away = tuple(node for node, listing in zip(nodes, listings, strict=True) if listing is None)
-        return OutputsView(files=tuple(files[path] for path in sorted(files)), away=away)
+        return OutputsView(files=tuple(files[path] for path in sorted(files)), away=away, beside=tuple(beside))
 
     async def open(self, run: Run, path: str, only: str = "") -> tuple[Parts, int]:
         """(its bytes, how many) of the output that `listing` shows. `RacimoError` output-missing, node-unknown,
@@ -88,10 +95,12 @@ class Outputs:
     def _is_here(self, node: str) -> bool:
         return node in ("", self._carrier.local_node)
 
-    async def _list_on(self, run: str, node: str) -> Iterable[OutputFile] | None:
+    async def _list_on(self, run: str, node: str) -> OutputList | None:
         """None if the node does not answer."""
         if self._is_here(node):
-            return await asyncio.to_thread(list_outputs, self._home.output_dir(run))
+            here = await asyncio.to_thread(list_outputs, self._home.output_dir(run))
+            beside = await asyncio.to_thread(files_beside, self._home, run)
+            return OutputList(files=tuple(here), beside=tuple(beside))
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 reply = await self._ask(node, ListOutputs(run=run))
@@ -102,7 +111,7 @@ class Outputs:
                 raise
             return None
         assert isinstance(reply, OutputList)
-        return reply.files
+        return reply
 
     async def _ask(self, node: str, body: ListOutputs | ReadOutput) -> object:
         if node not in self._carrier.connected_nodes:

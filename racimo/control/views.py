@@ -144,13 +144,17 @@ class OutputView(_View, frozen=True, kw_only=True):
     modified_wall_s: float
     node: str = ""
     """Where it lies; of several the one of the newest attempt's lowest rank."""
+    others: tuple[str, ...] = ()
+    """Nodes that have a file of this path too."""
 
 
 class OutputsView(_View, frozen=True, kw_only=True, omit_defaults=False):
-    """`away`: nodes of the run that do not answer; what lies only there is not among `files`."""
+    """`away`: nodes of the run that do not answer; what lies only there is not among `files`. `beside`: files that its
+    workers made or changed in their working folder, where they are no outputs."""
 
     files: tuple[OutputView, ...]
     away: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 class SnapshotRequest(_View, frozen=True, kw_only=True):

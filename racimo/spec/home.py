@@ -83,6 +83,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "control" / "journal.db"
 
     @property
+    def restored_file(self) -> Path:
+        """There if this home was made from a backup: what the backup said of itself."""
+        return self.root / "control" / "restored.json"
+
+    @property
     def secrets_file(self) -> Path:
         return self.root / "control" / "secrets.json"
 

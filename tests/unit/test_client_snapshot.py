@@ -1,6 +1,9 @@
 """Which files belong to a run, how big they are, and sending by content."""
 
+import contextlib
 import os
+import sqlite3
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,9 @@ import pytest
 from racimo.client import snapshot
 from racimo.client.hash_cache import HashCache
 from racimo.client.snapshot import hash_files, read_parts, scan
+from racimo.control import backup
 from racimo.spec.errors import RacimoError
+from racimo.spec.home import Home
 
 LIMIT_BYTES = 10**6
 
@@ -36,6 +41,22 @@ def test_git_virtual_environments_and_caches_stay_here(tmp_path: Path) -> None:
         ".mypy_cache/x.json",
     )
     assert paths(tmp_path) == ["pkg/m.py", "train.py"]
+
+
+def test_backups_of_a_cluster_and_what_get_fetched_stay_here_and_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "echo-1/model.pt", f"echo-1/{snapshot.FETCHED_MARK}", "data/plain.tar")
+    home = Home(tmp_path / "home")
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        home.journal_file.parent.mkdir(parents=True)
+        with contextlib.closing(sqlite3.connect(home.journal_file)) as journal:
+            empty.backup(journal)
+    with backup.make(home, backup.about_now("c-1", 0.0)) as file:
+        (tmp_path / "old-head.bin").write_bytes(file.read())
+    with tarfile.open(tmp_path / "data/plain.tar", "w") as tar:
+        tar.add(tmp_path / "a.py")
+    found = scan(tmp_path, max_bytes=LIMIT_BYTES, home=home.root)
+    assert [file.path for file in found.files] == ["a.py", "data/plain.tar"]
+    assert "echo-1/ (fetched by racimo get" in found.skipped[0] and "old-head.bin (a backup" in found.skipped[1]
 
 
 def test_the_clusters_own_home_stays_here(tmp_path: Path) -> None:
