@@ -9,6 +9,7 @@ from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import add_output, amount, count
 from racimo.cli.usage import UsageError
 from racimo.control.views import ClusterView
+from racimo.spec.config import read_config
 from racimo.spec.home import Home
 from racimo.version import PROTOCOL_VERSION, __version__
 
@@ -55,7 +56,9 @@ def _up(args: argparse.Namespace) -> int:
         say(line)
     if started.join:
         if args.bind is not None:
-            talk("on each machine that is to join, type:")
+            address = f"https://{read_config(home).bind}"
+            talk(f"from a laptop: export RACIMO_ADDRESS={address} RACIMO_TOKEN_FILE=FILE   # FILE holds SECRET:PIN of")
+            talk("the line below, chmod 600. On each machine that is to join, type:")
         write(started.join)
     return 0
 
@@ -82,15 +85,17 @@ def _up_again(home: Home, args: argparse.Namespace) -> int:
         write_json(joined.cluster)
         return 0
     talk(f"this machine is node {joined.node.id} of the cluster")
-    for line in cluster_lines(joined.cluster):
+    for line in cluster_lines(joined.cluster, home=str(home.root)):
         write(line)
     return 0
 
 
-def cluster_lines(cluster: ClusterView) -> list[str]:
+def cluster_lines(cluster: ClusterView, *, home: str = "") -> list[str]:
+    """`home`: that of this machine, where it is not the head."""
     price = cluster.price_per_device_hour
+    where = f"(this machine's home {home})" if home else f"(home {cluster.home})"
     return [
-        f"{cluster.num_devices} devices, {cluster.num_free} free, at {cluster.address} (home {cluster.home})",
+        f"{cluster.num_devices} devices, {cluster.num_free} free, at {cluster.address} {where}",
         *([f"price per device-hour: {price:g}"] if price else []),
         *(f"note: {warning}" for warning in cluster.warnings),
     ]

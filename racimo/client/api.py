@@ -22,6 +22,7 @@ from racimo.control.views import (
     DrainRequest,
     ExecExitView,
     ExecRequest,
+    FitRequest,
     ForgetRequest,
     LogLine,
     NodeView,
@@ -105,13 +106,17 @@ class Client:
         if prepared.folder is not None:
             if prepared.moved:
                 self._say(f"the script lies elsewhere: sending its folder, {prepared.folder}")
-            snapshot = self.upload(prepared.folder, needs=spec.train_file, max_upload_bytes=max_upload_bytes)
+            snapshot = self._upload(prepared.folder, spec.train_file, max_upload_bytes, spec)
             spec = msgspec.structs.replace(spec, snapshot=snapshot)
         request = SubmitRequest(spec=spec, request=secrets.token_hex(16))
         return self._session.call("POST", "/v1/runs", RunView, body=request)
 
     def upload(self, folder: Path, *, needs: str = "", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> str:
         """Sends a folder's files by content; the snapshot's id. `needs`: a path that must be among them."""
+        return self._upload(folder, needs, max_upload_bytes, None)
+
+    def _upload(self, folder: Path, needs: str, max_upload_bytes: int, spec: RunSpec | None) -> str:
+        """`spec`: that of the run whose files these are. One that could never start is refused before they are sent."""
         from racimo.client.hash_cache import HashCache
         from racimo.client.snapshot import hash_files, scan, skipped_words
         from racimo.client.upload import Upload
@@ -124,6 +129,8 @@ class Client:
         entries = hash_files(found, HashCache(self._finder.home.root / "cache", folder))
         view = self._snapshot(entries)
         if view.missing:
+            if spec is not None:
+                self._session.call("POST", "/v1/fit", type(None), body=FitRequest(spec=spec))
             missing = set(view.missing)
             sources = {entry.sha256: file for file, entry in zip(found.files, entries, strict=True)}
             size_bytes = sum(sources[sha256].size_bytes for sha256 in missing)

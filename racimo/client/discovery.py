@@ -10,12 +10,18 @@ import msgspec
 
 from racimo.act.guardian import read_live
 from racimo.client.say import Say
-from racimo.spec.config import ClusterFile, Token, join_address, parse_token
+from racimo.spec.config import ClusterFile, Token, join_address, parse_address, parse_token
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
 if TYPE_CHECKING:
     from racimo.client.api import Client
+
+
+_TOKEN_HINT = (
+    "export RACIMO_TOKEN_FILE=FILE   # with SECRET:PIN of the line for join (racimo up on the head shows it); here, the"
+    " file token in the home"
+)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +120,8 @@ def supervisor_alive(home: Home) -> bool:
 
 
 def remote_endpoint(address: str, home: Home) -> Endpoint:
-    """A cluster on another machine. An address without a scheme is https where the token has a certificate's pin.
+    """A cluster on another machine. An address without a scheme is https where the token has a certificate's pin, and
+    without a port a head's default one.
 
     Raises `invalid-request` for an address that is none, `unauthorized` where there is no token for it, and what
     `fetch_certificate` raises."""
@@ -127,11 +134,20 @@ def remote_endpoint(address: str, home: Home) -> Endpoint:
     if not sound:
         raise RacimoError(
             "invalid-request",
-            f"$RACIMO_ADDRESS is an address such as http://127.0.0.1:7400, not {os.environ.get('RACIMO_ADDRESS')!r}",
+            f"$RACIMO_ADDRESS is an address such as https://10.0.0.1:7700, not {os.environ.get('RACIMO_ADDRESS')!r}",
         )
     token_file = Path(os.environ.get("RACIMO_TOKEN_FILE") or home.token_file)
     token = _read_token(token_file)
-    scheme = parts.scheme if "://" in address else "https" if token.pin else "http"
+    scheme = parts.scheme
+    if "://" not in address:
+        if not token.pin and not parts.port:
+            words = (
+                f"the token in {token_file} has no certificate's pin, so the head at {address} cannot be known by it"
+            )
+            raise RacimoError("unauthorized", words, _TOKEN_HINT)
+        scheme = "https" if token.pin else "http"
+        address = join_address(*parse_address(parts.netloc)) if not parts.port else address
+        parts = urlsplit(f"{scheme}://{address}")
     certificate = b""
     if scheme == "https" and token.pin:
         from racimo.act.tls import fetch_certificate
@@ -174,5 +190,4 @@ def _read_token(path: Path) -> Token:
     try:
         return parse_token(path.read_text())
     except OSError as error:
-        hint = "export RACIMO_TOKEN_FILE=FILE with the token that `racimo up` made (the file `token` in its home)"
-        raise RacimoError("unauthorized", f"no token: {path}: {error.strerror}", hint) from None
+        raise RacimoError("unauthorized", f"no token: {path}: {error.strerror}", _TOKEN_HINT) from None

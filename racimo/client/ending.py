@@ -10,14 +10,15 @@ from pathlib import Path
 
 from racimo.act import guardian
 from racimo.client.discovery import Endpoint, Finder, supervisor_alive
-from racimo.client.probing import NobodyThere, ask
+from racimo.client.probing import NobodyThere, ask, nodes_of
 from racimo.client.say import Say
+from racimo.client.waiting import own_id
 from racimo.control.views import DownView
 from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 
 DOWN_LIMIT_S = 90.0
-MAX_NAMED_RUNS = 5
+MAX_NAMED = 5
 
 
 def service_records(home: Home) -> list[guardian.ProcessRecord]:
@@ -38,9 +39,12 @@ def down(home: Home, *, say: Say) -> bool:
     records = service_records(home)
     if not records and not supervisor_alive(home):
         return False
+    others: list[str] = []
     try:
         finder = Finder(say, home=home, may_start=False)
         endpoint = finder.find()
+        others = [node.id for node in nodes_of(endpoint)] if endpoint is not None else []
+        others = [name for name in others if name != own_id(home)]
         reached = endpoint is not None and _ask_shutdown(endpoint, say)
     except RacimoError as error:
         say(f"the control process does not take the request: {error.message}")
@@ -56,6 +60,9 @@ def down(home: Home, *, say: Say) -> bool:
     if left:
         names = ", ".join(f"{record.role} {record.pid}" for record in left)
         raise RacimoError("internal", f"these processes do not end: {names}")
+    if others:
+        say(f"still joined, waiting for the next racimo up here: {_names(tuple(others), 'machines')}")
+        say("racimo down on each of them ends it there too")
     return True
 
 
@@ -76,9 +83,9 @@ def _ask_shutdown(endpoint: Endpoint, say: Say) -> bool:
     return True
 
 
-def _names(runs: tuple[str, ...]) -> str:
-    more = f" and {len(runs) - MAX_NAMED_RUNS} more runs" if len(runs) > MAX_NAMED_RUNS else ""
-    return ", ".join(runs[:MAX_NAMED_RUNS]) + more
+def _names(names: tuple[str, ...], what: str = "runs") -> str:
+    more = f" and {len(names) - MAX_NAMED} more {what}" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def await_gone(records: list[guardian.ProcessRecord], limit_s: float) -> list[guardian.ProcessRecord]:

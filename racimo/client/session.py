@@ -239,6 +239,7 @@ def raise_for_error(status: int, content: bytes, endpoint: Endpoint) -> None:
             )
     if status == 401:
         hint = f"the token comes from {endpoint.token_source}; $RACIMO_TOKEN_FILE names another file"
+        hint += ", with SECRET:PIN for a head elsewhere" if endpoint.home is None else ""
         raise RacimoError("unauthorized", f"the cluster at {endpoint.address} does not accept this token", hint)
     raise RacimoError(view.code if view.code in ERROR_KINDS else "internal", view.message, view.hint)
 

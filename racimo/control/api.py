@@ -30,6 +30,7 @@ from racimo.control.views import (
     ClusterView,
     DownView,
     ExecRequest,
+    FitRequest,
     OkView,
     RunView,
     ScaleRequest,
@@ -203,6 +204,12 @@ class Api:
             await self._carrier.met()
         run = await self._loop.change(lambda core: core.submit(spec, request.request))
         await exchange.answer(self._view(self.core.state.runs[run.id], with_workers=True))
+
+    async def fit(self, exchange: Exchange) -> None:
+        request = await exchange.read(FitRequest)
+        await self._carrier.met()
+        self.core.check_fit(request.spec)
+        await exchange.answer(OkView())
 
     async def runs(self, exchange: Exchange) -> None:
         limit = int(exchange.number("limit", 50, 1, MAX_LISTED_RUNS))

@@ -50,15 +50,20 @@ class Core(Facts):
             return self.state.runs[known]
         if self._going_down:
             raise RacimoError("wrong-state", "the cluster is being taken down", "racimo up  # once it has ended")
-        reason = can_never_fit(self.state, spec, spec.worker_range.least)
-        if reason is not None:
-            raise RacimoError("can-never-fit", reason.text, "racimo nodes  # shows what there is")
+        self.check_fit(spec)
         queued = sum(self.state.runs[run].status == "queued" for run in self.state.open_runs)
         if queued >= MAX_QUEUED_RUNS:
             raise RacimoError("queue-full", f"{queued} runs wait already, and {MAX_QUEUED_RUNS} may", "racimo ps")
         run = f"{run_name(spec)}-{self.state.num_submitted + 1}"
         self._record(ev.RunSubmitted(run=run, spec=spec, request=request, wall_s=self.clock.wall_s()))
         return self.state.runs[run]
+
+    def check_fit(self, spec: RunSpec) -> None:
+        """`RacimoError` can-never-fit, with the numbers, for what no node of the cluster will ever have room for."""
+        reason = can_never_fit(self.state, spec, spec.worker_range.least)
+        if reason is not None:
+            hint = "racimo nodes   # shows what there is; more: racimo up --slots N, or racimo join on another machine"
+            raise RacimoError("can-never-fit", reason.text, hint)
 
     def stop(self, run_id: str) -> Run:
         """Ends the run; nothing new if it is being stopped. `RacimoError`: `run-unknown`, `wrong-state` once ended."""

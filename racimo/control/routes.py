@@ -17,6 +17,7 @@ from racimo.control.views import (
     EndedView,
     ExecExitView,
     ExecRequest,
+    FitRequest,
     ForgetRequest,
     LogLine,
     NodeView,
@@ -63,6 +64,10 @@ CALLS: tuple[Call, ...] = (
     Call(
         method="POST", path="/v1/snapshots", handler=Api.put_snapshot, takes=SnapshotRequest, gives=SnapshotView,
         summary="Names the files of a run; the snapshot is complete once the missing contents were sent.",
+    ),
+    Call(
+        method="POST", path="/v1/fit", handler=Api.fit, takes=FitRequest,
+        summary="Whether a run could ever start here, to be asked before its files are sent; can-never-fit if not.",
     ),
     Call(
         method="PUT", path="/v1/blobs/{sha256}", handler=Api.put_blob, takes=bytes,

@@ -171,6 +171,12 @@ class SubmitRequest(_View, frozen=True, kw_only=True):
     request: str
 
 
+class FitRequest(_View, frozen=True, kw_only=True):
+    """Whether a run could ever start, asked before its files are sent."""
+
+    spec: RunSpec
+
+
 class ReportsView(_View, frozen=True, kw_only=True):
     """`away`: nodes of the run that do not answer; what was reported only there may be missing."""
 

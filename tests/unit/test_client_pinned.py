@@ -151,3 +151,18 @@ def test_an_address_without_a_scheme_is_https_where_the_token_has_a_pin(
     assert remote_endpoint(address, Home(tmp_path)).address == f"https://{address}"
     (tmp_path / "token").write_text("s3cret")
     assert remote_endpoint(address, Home(tmp_path)).address == f"http://{address}"
+
+
+def test_an_address_that_is_a_host_alone_is_a_heads_with_its_default_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RACIMO_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setattr(tls, "fetch_certificate", lambda address, pin: address.encode())
+    (tmp_path / "token").write_text(str(Token("s3cret", "0" * 64)))
+    for given, known in {"10.0.0.1": "10.0.0.1:7700", "head/": "head:7700", "[::1]": "[::1]:7700"}.items():
+        found = remote_endpoint(given, Home(tmp_path))
+        assert (found.address, found.certificate) == (f"https://{known}", known.encode())
+    (tmp_path / "token").write_text("s3cret")
+    with pytest.raises(RacimoError, match="no certificate's pin") as caught:
+        remote_endpoint("10.0.0.1", Home(tmp_path))
+    assert "SECRET:PIN" in caught.value.hint

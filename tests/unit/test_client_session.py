@@ -135,6 +135,7 @@ def test_only_missing_contents_are_sent(tmp_path: Path) -> None:
         {
             "POST /v1/snapshots": {"id": "snap", "missing": [sha_b]},
             f"PUT /v1/blobs/{sha_b}": {"ok": True},
+            "POST /v1/fit": {"ok": True},
             "POST /v1/runs": run_view(),
         },
     )
@@ -142,6 +143,18 @@ def test_only_missing_contents_are_sent(tmp_path: Path) -> None:
     assert [r.content for r in stage.requests if r.method == "PUT"] == [b"bb"]
     assert stage.bodies("POST", "/v1/runs")[0]["spec"]["snapshot"] == "snap"
     assert stage.said == [f"sending 2 B of 3 B in 2 files from {root}"]
+
+
+def test_what_can_never_fit_is_refused_before_its_files_are_sent(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "b.py").write_text("bb")
+    never = httpx.Response(422, content=b'{"code": "can-never-fit", "message": "asked for 64", "hint": "racimo nodes"}')
+    sha_b = "3b64db95cb55c763391c707108489ae18b4112d783300de38e033b4c98c3deaf"
+    stage = Stage(tmp_path, {"POST /v1/snapshots": {"id": "snap", "missing": [sha_b]}, "POST /v1/fit": never})
+    with pytest.raises(RacimoError, match="asked for 64"):
+        stage.client.submit(RunSpec(command=("echo",)), root)
+    assert stage.requests[-1].url.path == "/v1/fit" and not stage.said
 
 
 def test_a_script_left_out_by_racimoignore_is_named(tmp_path: Path) -> None:
