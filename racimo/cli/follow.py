@@ -32,6 +32,7 @@ FIRST_LOOK_S = 0.5
 LOOK_AGAIN_S = 2.0
 SLOW_START_S = 5.0
 """A run that has its devices and no process on them for so long is said to wait, even to who wants no talk."""
+LAST_STEP_S = 0.6
 PROGRESS_LINE_S = 15.0
 """Between progress lines where there is no terminal."""
 JOIN_S = 1.0
@@ -186,12 +187,24 @@ def finish(client: Client, view: RunView, screen: Screen, *, quiet: bool) -> int
 
 def _success_words(client: Client, view: RunView) -> list[str]:
     """Of a training run how far it came; of any run how to fetch what it wrote, if it wrote something."""
-    words = ["  ".join(ended_words(view))] if view.kind == "train" else []
+    words = ["  ".join(ended_words(_with_last_step(client, view)))] if view.kind == "train" else []
     try:
         has_outputs = bool(client.outputs(view.id))
     except RacimoError as error:  # the run has succeeded all the same
         return [*words, f"its outputs cannot be listed: {error.message}"]
     return [*words, f"outputs: racimo get {view.id}"] if has_outputs else words
+
+
+def _with_last_step(client: Client, view: RunView) -> RunView:
+    """What the workers said of their last step may come a beat after the news of their end."""
+    if view.progress is None or not 0 < view.progress.step < view.progress.until:
+        return view
+    # Nothing can be awaited: the run has ended, and what its last step was makes no event.
+    time.sleep(LAST_STEP_S)
+    try:
+        return client.run(view.id)
+    except RacimoError:
+        return view  # it has succeeded all the same
 
 
 def _start_watchers(client: Client, view: RunView, screen: Screen, over: threading.Event) -> list[threading.Thread]:

@@ -11,7 +11,7 @@ from racimo.spec.quantity import format_duration, format_size
 from racimo.state.events import Record
 from racimo.state.nouns import ENDED, Exit, Failure, Reason
 
-NO_PRICE = "no price per device-hour is set, so there are no costs: racimo up --price AMOUNT"
+NO_PRICE = "no price per device-hour is set: racimo up --price AMOUNT"
 UNKNOWN = "-"
 PS_TITLES = ("ID", "KIND", "STATUS", "WORKERS", "STEP", "LOSS", "TIME", "COST", "REASON")
 PS_RIGHT = ("WORKERS", "STEP", "LOSS", "TIME", "COST")
@@ -113,7 +113,15 @@ def _attempt_words(view: RunView) -> str:
 
 def cost_words(view: RunView) -> str:
     used = f"{format_duration(view.device_s)} of device time"
-    return f"{format_money(view.cost)} for {used}" if view.price_known else used
+    if view.price_known:
+        return f"{format_money(view.cost)} for {used}"
+    return f"{used}; {NO_PRICE}" if view.device_s else used
+
+
+def without_cost(row: tuple[str, ...]) -> tuple[str, ...]:
+    """A row of `ps` where no price is set."""
+    at = PS_TITLES.index("COST")
+    return (*row[:at], *row[at + 1 :])
 
 
 def _workers_words(view: RunView) -> str:
@@ -195,8 +203,9 @@ def progress_words(progress: RunProgress, *, with_cost: bool = True, price_known
         parts.append(f"{format_number(progress.tokens_per_s)} tokens/s")
     elif progress.samples_per_s:
         parts.append(f"{format_number(progress.samples_per_s)} samples/s")
-    parts.append(f"{progress.num_workers} worker" + ("" if progress.num_workers == 1 else "s"))
-    if progress.remaining_s is not None:
+    if progress.status not in ENDED:
+        parts.append(f"{progress.num_workers} worker" + ("" if progress.num_workers == 1 else "s"))
+    if progress.remaining_s is not None and progress.status not in ENDED:
         parts.append(f"{format_duration(progress.remaining_s)} left")
     if with_cost and price_known:
         parts.append(format_money(progress.cost))

@@ -5,7 +5,16 @@ import sys
 
 from racimo.cli.console import has_colour, table, talk, width, write, write_json
 from racimo.cli.parser import add_output, count
-from racimo.cli.render import NO_PRICE, PS_OPTIONAL, PS_RIGHT, PS_TITLES, event_line, ps_row, reason_lines, run_page
+from racimo.cli.render import (
+    PS_OPTIONAL,
+    PS_RIGHT,
+    PS_TITLES,
+    event_line,
+    ps_row,
+    reason_lines,
+    run_page,
+    without_cost,
+)
 
 
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +35,12 @@ def _ps(args: argparse.Namespace) -> int:
         talk("no runs" if args.all else "no runs; racimo ps --all shows those that ended long ago")
         return 0
     rows = [ps_row(view) for view in runs]
-    colour = has_colour(sys.stdout)
-    write(table(PS_TITLES, rows, columns=width(), colour=colour, right=PS_RIGHT, optional=PS_OPTIONAL))
+    titles: tuple[str, ...] = PS_TITLES
     if not any(view.price_known for view in runs):
-        talk(NO_PRICE)
+        rows, titles = [without_cost(row) for row in rows], without_cost(titles)
+    colour = has_colour(sys.stdout)
+    optional = [title for title in PS_OPTIONAL if title in titles]
+    write(table(titles, rows, columns=width(), colour=colour, right=PS_RIGHT, optional=optional))
     return 0
 
 

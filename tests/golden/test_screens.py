@@ -65,6 +65,16 @@ def test_ps_fits_the_terminal(columns: int, golden: Golden) -> None:
     assert all(len(line) <= columns for line in text.splitlines())
 
 
+def test_where_no_price_is_set_there_are_no_costs_to_be_seen() -> None:
+    titles, row = render.without_cost(render.PS_TITLES), render.without_cost(render.ps_row(WAITING))
+    assert "COST" not in titles and len(row) == len(titles) and row[-1] == render.ps_row(WAITING)[-1]
+
+
+def test_an_ended_run_has_no_workers_and_no_time_left() -> None:
+    words = render.progress_words(msgspec.structs.replace(PROGRESS, status="succeeded", remaining_s=0.0))
+    assert "worker" not in words and "left" not in words
+
+
 def test_ps_has_colour_only_when_asked() -> None:
     rows = [render.ps_row(FAILED)]
     assert "\x1b[" in console.table(render.PS_TITLES, rows, columns=120, colour=True)

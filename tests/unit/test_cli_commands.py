@@ -97,12 +97,17 @@ def test_exec_ends_as_its_command_did(ending: Exit, code: int) -> None:
     assert exit_code(ending) == code
 
 
-def test_ps_says_once_that_there_is_no_price(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", ["30", "200"])
+def test_ps_has_no_costs_where_there_is_no_price(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
     """skypilot#6680: owned machines show a cost of $0.00."""
-    stage.answers = {"GET /v1/runs": [run_view(id="a"), run_view(id="b")]}
+    monkeypatch.setenv("COLUMNS", columns)
+    why = Reason(code="running", text="it has all that it asked for and more")
+    stage.answers = {"GET /v1/runs": [run_view(id="a", reason=why), run_view(id="b")]}
     assert main(["ps"]) == 0
     out, err = capsys.readouterr()
-    assert "price" not in out and "$" not in out and err.count("price") == 2 and "racimo up --price" in err
+    assert "price" not in out and "$" not in out and "COST" not in out and not err
 
 
 def test_an_ended_run_shows_the_workers_it_had() -> None:

@@ -219,6 +219,19 @@ def test_who_comes_back_with_json_gets_lines(
     assert json.loads(capsys.readouterr().out) == {"worker": "echo-1/1/0", "stream": "out", "text": "a"}
 
 
+def test_the_last_step_is_that_of_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow_module, "LAST_STEP_S", 0.0)
+
+    def at(step: int) -> RunView:
+        progress = RunProgress(run="echo-1", status="succeeded", num_workers=0, step=step, until=300)
+        return run_view(kind="train", status="succeeded", progress=progress)
+
+    finish(Stage(tmp_path, {RUN: at(300), OUTPUTS: NO_OUTPUTS}).client, at(299), QUIET, quiet=False)
+    assert "step 300/300" in capsys.readouterr().err
+
+
 def test_a_run_that_wrote_something_says_how_to_fetch_it(
     tmp_path: Path, same_stage: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
