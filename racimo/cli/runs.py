@@ -1,6 +1,7 @@
 """`racimo ps`, `show`, `why` and `events`."""
 
 import argparse
+import contextlib
 import sys
 
 from racimo.cli.console import has_colour, table, talk, width, write, write_json
@@ -15,6 +16,8 @@ from racimo.cli.render import (
     run_page,
     without_cost,
 )
+from racimo.spec.errors import RacimoError
+from racimo.state.nouns import ENDED
 
 
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +57,13 @@ def _show(args: argparse.Namespace) -> int:
 
     with Client(say=talk, may_start=False) as client:
         view = client.run(args.run)
-    if args.output == "json":
-        write_json(view)
-    else:
+        if args.output == "json":
+            write_json(view)
+            return 0
         write("\n".join(run_page(view)))
+        if view.status in ENDED:
+            with contextlib.suppress(RacimoError):  # that page is what was asked for
+                client.outputs(view.id)  # says what was written where it is no output
     return 0
 
 

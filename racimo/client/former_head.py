@@ -1,6 +1,7 @@
 """A home that was a head's and becomes a node's: what made it a head is set aside whole, to make it one again."""
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,12 +61,17 @@ def head_set_aside(home: Home, say: Say) -> Iterator[None]:
         yield
         return
     aside = home.root / time.strftime("head-%Y%m%d-%H%M%S")
+    name = home.node_dir / "id"
     with uninterrupted():
         _move(home.root, aside)
+        if name.exists():  # the node may get another one
+            shutil.copy2(name, aside / "node" / "id")
     try:
         yield
     except BaseException:
         with uninterrupted():
+            if (aside / "node" / "id").exists():
+                (aside / "node" / "id").replace(name)
             _move(aside, home.root)
         raise
     say(

@@ -210,7 +210,8 @@ def a_former_head(home: Home, *events: ev.Event) -> None:
         journal.append(ev.Record(seq=seq, at_s=float(seq), wall_s=0.0, event=event))
     journal.commit()
     journal.close()
-    for path in (home.token_file, home.output_dir("echo-1") / "model.pt", home.worker_dir("echo-1/1/0") / "out.log"):
+    worker_log = home.worker_dir("echo-1/1/0") / "out.log"
+    for path in (home.token_file, home.node_dir / "id", home.output_dir("echo-1") / "model.pt", worker_log):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("of the head")
 
@@ -218,7 +219,7 @@ def a_former_head(home: Home, *events: ev.Event) -> None:
 def test_a_head_whose_work_is_done_may_join_and_can_be_a_head_again(stage: Stage) -> None:
     home, said = stage.home, []
     a_former_head(home)
-    join(home, HEAD, TOKEN, Wish(), said.append)
+    join(home, HEAD, TOKEN, Wish(name="third"), said.append)
     (aside,) = home.root.glob("head-*")
     assert str(aside) in said[-1] and stage.started
     assert Home(aside).journal_file.exists() and Home(aside).token_file.read_text() == "of the head"
@@ -227,6 +228,7 @@ def test_a_head_whose_work_is_done_may_join_and_can_be_a_head_again(stage: Stage
     forget_cluster(home)
     shutil.copytree(aside, home.root, dirs_exist_ok=True)
     assert home.journal_file.exists() and newest_run_number(home) == 1
+    assert (home.node_dir / "id").read_text() == "of the head"
 
 
 def test_a_head_that_keeps_runs_is_refused_and_one_that_cannot_join_stays_a_head(
@@ -239,7 +241,8 @@ def test_a_head_that_keeps_runs_is_refused_and_one_that_cannot_join_stays_a_head
     before = sorted(stage.home.root.rglob("*"))
     monkeypatch.setattr(joining, "_start", fails)
     with pytest.raises(RacimoError, match="no"):
-        stage.join()
+        stage.join(name="third")
+    assert (stage.home.node_dir / "id").read_text() == "of the head"
     kept = [path for path in before if path.suffix not in (".db-wal", ".db-shm")]
     assert set(kept) <= set(stage.home.root.rglob("*")) and stage.home.token_file.read_text() == "of the head"
     shutil.rmtree(stage.home.root)

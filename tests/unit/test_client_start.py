@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from racimo.client import start
+from racimo.client import ending, start
 from racimo.client.start import prepare_home, up
 from racimo.spec.config import ClusterConfig, ClusterFile, parse_token
 from racimo.spec.home import Home
+from racimo.state.nouns import Node
 
 BIND = "127.0.0.1:7700"
 
@@ -25,6 +26,19 @@ def test_the_token_of_a_join_that_was_killed_does_not_become_that_of_a_cluster_h
     assert not home.cluster_file.exists(), "clients would go on to the other cluster"
     prepare_home(home)
     assert parse_token(home.token_file.read_text()) == token
+
+
+def test_down_names_the_machines_that_stay_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, said = Home(tmp_path), []
+    (home.node_dir).mkdir()
+    (home.node_dir / "id").write_text("h1")
+    nodes = [Node(id=name, host=name, devices=(), address="10.0.0.1") for name in ("h1", "h2", "h3")]
+    monkeypatch.setattr(ending, "supervisor_alive", lambda home: True)
+    monkeypatch.setattr(ending.Finder, "find", lambda self: object())
+    monkeypatch.setattr(ending, "nodes_of", lambda endpoint: nodes)
+    monkeypatch.setattr(ending, "_ask_shutdown", lambda endpoint, say: True)
+    assert ending.down(home, say=said.append)
+    assert said[0] == "still joined, waiting for the next racimo up here: h2, h3" and "racimo down" in said[1]
 
 
 @pytest.mark.parametrize(("is_open", "bind", "changed"), [(False, BIND, 1), (True, BIND, 0), (False, None, 0)])
