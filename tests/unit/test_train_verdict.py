@@ -34,7 +34,20 @@ def test_later_a_fresh_member_trails_and_nobody_waits() -> None:
 
 
 def test_who_is_one_commit_behind_takes_the_gradient_first() -> None:
-    assert verdict([at(5), at(6), fresh()]) == CatchUp(1, (0,))
+    assert verdict([at(5), at(6, gives=True), fresh()]) == CatchUp(1, (0,))
+
+
+def test_the_gradient_is_taken_from_one_that_still_holds_it() -> None:
+    assert verdict([at(6), at(6, gives=True), at(5)]) == CatchUp(1, (2,))
+
+
+def test_who_trails_a_step_behind_those_who_hold_that_gradient_no_more_needs_the_state_anew() -> None:
+    assert verdict([at(9), at(9), at(8, reaches=8)]) == Go(9, active=(0, 1), lack=(2,))
+
+
+def test_an_active_member_whose_gradient_nobody_holds_is_a_contradiction() -> None:
+    with pytest.raises(RacimoError, match="one commit"):
+        verdict([at(6), at(5)])
 
 
 def test_who_trails_and_has_stored_all_gradients_follows_with_them() -> None:
@@ -46,7 +59,7 @@ def test_who_trails_and_lacks_one_needs_the_state_anew() -> None:
 
 
 def test_one_that_trailed_and_alone_has_committed_the_newest_step_gives_it_to_the_others() -> None:
-    assert verdict([at(8), at(8), at(9, reaches=9)]) == CatchUp(2, (0, 1))
+    assert verdict([at(8), at(8), at(9, reaches=9, gives=True)]) == CatchUp(2, (0, 1))
 
 
 def test_of_those_that_are_left_when_all_whom_they_followed_are_gone_the_furthest_goes_on() -> None:

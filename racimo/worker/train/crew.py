@@ -13,7 +13,6 @@ from racimo.worker.link import Link
 from racimo.worker.train import faults, seeds
 from racimo.worker.train.address import Address
 from racimo.worker.train.batches import Batch
-from racimo.worker.train.buffers import Store
 from racimo.worker.train.compare import compare_before_parting, model_checksum
 from racimo.worker.train.exchange import exchange
 from racimo.worker.train.guards import Buffers, Trainable, Updates
@@ -62,7 +61,6 @@ class Crew(Position):
         self._trainable = Trainable(trained.model)
         self._updates = Updates(trained.model, trained.optimizers)
         self._check_every = plan.check_every
-        self._store = Store([parameter for _, parameter in self._named], self._most_micro_shards + 1)
         self._ledger = Ledger(self._store, [name for name, _ in self._named], plan.exact)
         listener = Listener(listener_path, self._store.layout) if listener_path is not None else None
         self._listener = listener

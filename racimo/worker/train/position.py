@@ -3,6 +3,7 @@
 import msgspec
 
 from racimo.worker.train.batches import Batches
+from racimo.worker.train.buffers import REDUCED_SLOT, Store
 from racimo.worker.train.checkpoint import NOTHING, Manifest, Shelf, Torn, load, resume
 from racimo.worker.train.identity import difference, identity_of, with_micro_shards
 from racimo.worker.train.messages import Identity, Outcome, StateOffer
@@ -41,6 +42,7 @@ class Position:
         self._named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
         self._most_micro_shards = max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED)
         self.identity = identity_of(self._named, plan.batches, plan.micro_shards, plan.exact)
+        self._store = Store([parameter for _, parameter in self._named], self._most_micro_shards + 1)
         self.numerics = numerics_class(self._named[0][1].device, trained.optimizers)
         self._telemetry = telemetry
         self._saver = saver
@@ -108,11 +110,21 @@ class Position:
         say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
 
     def offer_state(self) -> tuple[StateOffer, int]:
-        return pack(self.trained.capture(), self.step, self.last)
+        """With the gradient of the last step, if I hold it: whoever has my state may have to stand in for me when
+        another one is still a step behind."""
+        arena = self._store.arena
+        gradient = arena.flats(REDUCED_SLOT) if self.step and arena.reduced_step == self.step else []
+        return pack({"trained": self.trained.capture(), "gradient": gradient}, self.step, self.last)
 
     def accept_state(self, offer: StateOffer, fd: int) -> None:
-        self.trained.load(unpack(offer, fd))
+        given = unpack(offer, fd)
+        self.trained.load(given["trained"])
         self.step, self.last = offer.step, offer.last
+        self._store.arena.reduced_step = 0
+        if given["gradient"]:
+            for mine, theirs in zip(self._store.arena.flats(REDUCED_SLOT), given["gradient"], strict=True):
+                mine.copy_(theirs)
+            self._store.arena.reduced_step = self.step
         self._saver.begin_at(offer.step - 1)
         self._telemetry.resumed(self.step)
         self.fresh = False

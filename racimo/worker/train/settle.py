@@ -67,10 +67,12 @@ def verdict(declarations: Sequence[Declare]) -> Verdict:
     behind = [rank for rank in with_state if rank not in level]
     follow = tuple(rank for rank in behind if declarations[rank].reaches >= newest)
     close = tuple(rank for rank in behind if rank not in follow and declarations[rank].step == newest - 1)
-    if close:
-        return CatchUp(level[0], close)
+    givers = [rank for rank in level if declarations[rank].gives]
+    if close and givers:
+        return CatchUp(givers[0], close)
     far = [rank for rank in behind if rank not in follow]
-    # Every commit needs every active member, so none of them can be further behind.
+    # Every commit needs every active member, so none of them can be further behind; and while one of them is behind,
+    # nobody overwrites the gradient that it lacks.
     if any(declarations[rank].reaches < 0 for rank in far):
         steps = [declared.step for declared in declarations]
         raise RacimoError("internal", f"members of one generation are more than one commit apart: {steps}")
@@ -127,6 +129,7 @@ def settle(
             numerics=standing.numerics,
             holdings=ledger.holdings(),
             last=standing.last,
+            gives=store.arena.reduced_step == standing.step and standing.last is not None,
         )
         switchboard.send(declared)
         faults.point("declared", standing.step)
