@@ -4,15 +4,19 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from racimo.worker.train import courier as courier_module
+from racimo.worker.train.buffers import Arena, Layout
 from racimo.worker.train.courier import Courier, Dial
-from racimo.worker.train.messages import Again, Done, Hello, Left, Near, Packet, StateOffer
+from racimo.worker.train.landing import landing_plan
+from racimo.worker.train.messages import Again, Contribution, Done, Hello, Holding, Left, Near, Packet, StateOffer
 from racimo.worker.train.stream import MAGIC, Channel
 
 HERE = "127.0.0.1"
@@ -178,3 +182,45 @@ def test_a_range_without_a_free_port_is_an_error_that_the_worker_can_say(
     _, port = make()
     with pytest.raises(OSError, match="in use"):
         Courier().listen(HERE, (port, port), b"key")
+
+
+def test_what_arrives_late_is_not_written_into_the_memory_that_took_over_a_closed_descriptor(
+    make: Callable[..., tuple[Courier, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation is given up between the courier's `select` and its read; the next one's peers are at hand already,
+    and the first descriptor that one of them hands over has the number of the one just closed."""
+    dialer, _ = make()
+    acceptor, port = make()
+    mine, theirs = connect(dialer, acceptor, port)
+    layout = Layout([torch.zeros(64)])
+    landing = Arena.create(layout, 4)
+    theirs.plan = landing_plan(layout, landing, 0, 1)
+    selected, given_up = threading.Event(), threading.Event()
+    read = theirs.read
+
+    def late() -> None:
+        selected.set()
+        assert given_up.wait(10)
+        read()
+
+    monkeypatch.setattr(theirs, "read", late)
+    block = Holding(level=0, index=0, slot=1, leaves=(0,), weight=1.0, weighted_loss=1.0, num_samples=1, used=b"")
+    mine.post(Contribution(step=7, holdings=(block,), active=(0,)), [memoryview(bytes(b"x" * 256))])
+    dialer.go()
+    assert selected.wait(10)
+    number = landing.fd
+    acceptor.release(theirs)
+    landing.close()
+    lower = [os.dup(0)]
+    while lower[-1] < number:
+        lower.append(os.dup(0))
+    os.close(lower.pop())
+    of_a_peer = Arena.create(layout, 4)
+    assert of_a_peer.fd == number
+    given_up.set()
+    until(lambda: theirs.gone, acceptor)
+    assert not of_a_peer.flats(1)[0].any()
+    assert acceptor.failed is None
+    of_a_peer.close()
+    for fd in lower:
+        os.close(fd)

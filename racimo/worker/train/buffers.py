@@ -5,8 +5,10 @@ reduced gradient of the newest step, the others hold blocks. The file is sparse 
 so only those in use cost memory.
 """
 
+import errno
 import mmap
 import os
+import threading
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -79,6 +81,10 @@ class Arena:
         self._layout = layout
         self.fd = fd
         self._slots: dict[int, list[torch.Tensor]] = {}
+        self._mapping = threading.Lock()
+        """The courier's thread maps slots while the main thread may close: the number of a closed descriptor is soon
+        that of another arena, perhaps a peer's own, into which what still arrives must not be written."""
+        self._closed = False
         self._header = numpy.frombuffer(mmap.mmap(fd, _HEADER_BYTES), dtype=numpy.int64)
 
     @classmethod
@@ -88,20 +94,25 @@ class Arena:
         return cls(layout, fd)
 
     def flats(self, slot: int) -> list[torch.Tensor]:
-        """The slot's flat tensors, one per section."""
-        if slot not in self._slots:
-            size = self._layout.slot_bytes
-            memory = mmap.mmap(self.fd, size, offset=_HEADER_BYTES + slot * size)
-            self._slots[slot] = [
-                torch.frombuffer(memory, dtype=s.dtype, count=s.num_elements, offset=s.offset_bytes)
-                for s in self._layout.sections
-            ]
-        return self._slots[slot]
+        """The slot's flat tensors, one per section. Raises `OSError` once it is closed."""
+        with self._mapping:
+            if self._closed:
+                raise OSError(errno.EBADF, "the arena is closed")
+            if slot not in self._slots:
+                size = self._layout.slot_bytes
+                memory = mmap.mmap(self.fd, size, offset=_HEADER_BYTES + slot * size)
+                self._slots[slot] = [
+                    torch.frombuffer(memory, dtype=s.dtype, count=s.num_elements, offset=s.offset_bytes)
+                    for s in self._layout.sections
+                ]
+            return self._slots[slot]
 
     def close(self) -> None:
         """Mapped slots go when the last tensor on them does."""
-        os.close(self.fd)
-        self._slots = {}
+        with self._mapping:
+            self._closed = True
+            os.close(self.fd)
+            self._slots = {}
 
     # Peers look at these words after reading, to know that what they read was not being changed meanwhile.
 
