@@ -12,6 +12,8 @@ from tiny_cluster import TinyCluster, committed_lines, every_micro_shard_counted
 
 import racimo
 from racimo.worker.train import trail
+from racimo.worker.train.buffers import Store
+from racimo.worker.train.messages import Reduced
 
 Make = Callable[..., TinyCluster]
 
@@ -90,6 +92,13 @@ def test_one_that_loses_the_thread_is_given_the_state_anew_and_at_last_waited_fo
     assert len(workers.hashes()) == 1
     every_micro_shard_counted_once(home, 90)
     assert any(line["contributions"].get("1") for line in committed_lines(home)), "it never came to be counted on"
+
+
+def test_a_gradient_that_was_left_out_on_a_slow_way_is_known_to_be_missing() -> None:
+    backlog = trail.Backlog(Store([torch.nn.Parameter(torch.zeros(4))], 2))
+    backlog.put(0, Reduced(step=6, position=0, num_parts=0), None)
+    assert backlog.newest(4) == 6
+    assert backlog.lacks(5, (0,)) and not backlog.whole(6)
 
 
 @pytest.mark.parametrize("nodes", ["", "aab"])

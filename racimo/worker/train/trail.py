@@ -52,10 +52,13 @@ class Backlog:
         self._bytes = 0
         self.bounded = True
 
-    def put(self, rank: int, reduced: Reduced, part: Part) -> None:
+    def put(self, rank: int, reduced: Reduced, part: Part | None) -> None:
+        """`part` None: it was left out."""
         self._newest_of[rank] = reduced.step
+        if part is None:
+            return
         size = _size(part)
-        if not reduced.num_parts or (self.bounded and self._bytes + size > MAX_BACKLOG_BYTES):
+        if self.bounded and self._bytes + size > MAX_BACKLOG_BYTES:
             return
         self._bytes += size
         stored = self._steps.setdefault(reduced.step, _Stored())
