@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +36,7 @@ from racimo.agent.launch import (
     ToZygote,
     ZygoteWelcome,
 )
-from racimo.agent.preload import PRELOADS
+from racimo.agent.preload import PRELOADS, preload
 from racimo.agent.private_folder import make_private_folder
 from racimo.agent.verdict import name_failure, refuse_early_end
 from racimo.spec.home import Home
@@ -65,7 +66,9 @@ class _Child(msgspec.Struct, kw_only=True):
 class Zygote:
     """The poll loop: a listening socket, connections of agents, and one pidfd per worker."""
 
-    def __init__(self, listener: socket.socket, path: Path, lock_fd: int) -> None:
+    def __init__(self, listener: socket.socket, path: Path, lock_fd: int, later: Sequence[str] = ()) -> None:
+        self._later = list(later)
+        """Modules still to be imported, while nobody waits."""
         self._listener: socket.socket | None = listener
         self._path = path
         self._lock_fd = lock_fd
@@ -78,8 +81,11 @@ class Zygote:
         """Serves until retired (or orphaned) and without workers."""
         while self._children or (self._listener is not None):
             lonely = not self._buffers and not self._children
-            ready = self._selector.select(ORPHAN_AFTER_S if lonely else None)
-            if not ready and lonely:
+            wait_s = 0.0 if self._later else ORPHAN_AFTER_S if lonely else None
+            ready = self._selector.select(wait_s)
+            if not ready and self._later:
+                _import_frozen([self._later.pop(0)])
+            elif not ready and lonely:
                 self._retire()
             for key, _ in ready:
                 if key.data is not None:
@@ -272,7 +278,7 @@ def _listen(path: Path) -> socket.socket:
 
 def main() -> None:
     """Listens first, imports then: an order that comes meanwhile waits in the socket."""
-    home, name, preload, listening_fd = Home(Path(sys.argv[1])), sys.argv[2], PRELOADS[sys.argv[3]], int(sys.argv[4])
+    home, name, modules, listening_fd = Home(Path(sys.argv[1])), sys.argv[2], PRELOADS[sys.argv[3]], int(sys.argv[4])
     path = home.zygote_socket(name)
     make_private_folder(path.parent)
     lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -287,11 +293,16 @@ def main() -> None:
     os.close(listening_fd)
     processes.set_child_subreaper()
     processes.write_process_file(home.processes_dir / f"zygote-{name}.json", f"zygote-{name}", time.monotonic())
-    preload()
     gc.disable()
+    _import_frozen(modules.first)
+    Zygote(listener, path, lock_fd, modules.later).run()
+
+
+def _import_frozen(names: Sequence[str]) -> None:
+    """What was imported is shared with all forks: a collector that touched it in one would copy it."""
+    preload(names)
     gc.collect()
     gc.freeze()
-    Zygote(listener, path, lock_fd).run()
 
 
 if __name__ == "__main__":

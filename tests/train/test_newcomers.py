@@ -11,9 +11,12 @@ from programs import data
 from tiny_cluster import TinyCluster, committed_lines, every_micro_shard_counted_once
 
 import racimo
+from racimo.agent.protocol import Member, NewGeneration
 from racimo.worker.train import trail
 from racimo.worker.train.buffers import Store
-from racimo.worker.train.messages import Reduced
+from racimo.worker.train.exchange import entering
+from racimo.worker.train.mesh import Mesh
+from racimo.worker.train.messages import Contribution, Reduced
 
 Make = Callable[..., TinyCluster]
 
@@ -78,12 +81,17 @@ def test_the_others_commit_while_one_that_joins_loads_its_state(cluster: Make, h
     assert replayed, "it replayed nothing"
 
 
-@pytest.mark.parametrize("nodes", ["", "ab"])
+@pytest.mark.parametrize(
+    ("nodes", "bounds"),
+    [("", {"MAX_BACKLOG_BYTES": 1000}), ("ab", {"MAX_BACKLOG_BYTES": 1000}), ("ab", {"MAX_QUEUED_BYTES": -1})],
+    ids=str,
+)
 def test_one_that_loses_the_thread_is_given_the_state_anew_and_at_last_waited_for(
-    cluster: Make, home: Path, nodes: str
+    cluster: Make, home: Path, nodes: str, bounds: dict[str, int]
 ) -> None:
-    """The bound on stored gradients is less than what comes while the state is loaded."""
-    workers = cluster({"bounds": {"MAX_BACKLOG_BYTES": 1000}, "until": 90}, program=heavy, nodes=nodes)
+    """The bound on stored gradients is less than what comes while the state is loaded; or each is left out, also after
+    the one that trails has said that it is near."""
+    workers = cluster({"bounds": bounds, "until": 90}, program=heavy, nodes=nodes)
     workers.start(1)
     workers.pump(lambda: workers.committed >= 3)
     workers.start(1)
@@ -99,6 +107,17 @@ def test_a_gradient_that_was_left_out_on_a_slow_way_is_known_to_be_missing() -> 
     backlog.put(0, Reduced(step=6, position=0, num_parts=0), None)
     assert backlog.newest(4) == 6
     assert backlog.lacks(5, (0,)) and not backlog.whole(6)
+
+
+def test_one_that_is_near_is_not_counted_on_if_somebody_left_a_gradient_out_for_it() -> None:
+    members = tuple(Member(worker=f"r/1/{index}", address="unix:/w") for index in range(4))
+    mesh = Mesh(NewGeneration(attempt=1, number=1, members=members, reason=""), "r/1/0")
+    mesh.active = (0, 1)
+    given = {
+        0: Contribution(step=9, holdings=(), active=(0, 1), enters={2: 8, 3: 8}, left_out={3: 8}),
+        1: Contribution(step=9, holdings=(), active=(0, 1), left_out={2: 9}),
+    }
+    assert entering(given, mesh) == (3,)
 
 
 @pytest.mark.parametrize("nodes", ["", "aab"])

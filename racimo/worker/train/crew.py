@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from racimo.agent.preload import preload_beside
 from racimo.agent.protocol import Ready
 from racimo.spec.errors import RacimoError
 from racimo.worker.context import WorkerLeaving
@@ -92,6 +93,7 @@ class Crew(Position):
             self._be_ready(Address(str(self._listener.path) if self._listener is not None else ""))
         self.link.on_reachable(lambda reachable: self._meeting.open_to_others(reachable, self._be_ready))
         self._telemetry.phase("wait")
+        preload_beside()
 
     def _be_ready(self, address: Address | None = None, holds: bool = False) -> None:
         """Says that I am, or what is new about it. In whatever thread."""
@@ -325,7 +327,8 @@ class Crew(Position):
             pause=self.link.pause_requested,
             save=self._leads and self._saver.due(self.step + 1),
             checksum=self._checksum() if checked and len(mesh.active) > 1 else None,
-            enters=self._newcomers.to_enter(mesh) if self._leads else (),
+            enters=self._newcomers.to_enter(mesh, self.step) if self._leads else {},
+            left_out=dict(mesh.left_out),
         )
         compared_in = mesh.number, mesh.active
         outcome = exchange(

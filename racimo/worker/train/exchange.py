@@ -121,9 +121,18 @@ def _combine(contributions: Mapping[int, Contribution], tree: Tree, mesh: Mesh) 
             mesh.members[rank].rsplit("/", 1)[1]: tuple(sorted(leaf for h in given.holdings for leaf in h.leaves))
             for rank, given in contributions.items()
         },
-        enters=contributions[mesh.lead].enters,
+        enters=entering(contributions, mesh),
     )
     return sources, outcome
+
+
+def entering(contributions: Mapping[int, Contribution], mesh: Mesh) -> tuple[int, ...]:
+    """Whom the lead proposes, but for those who cannot replay a step because somebody left its gradient out."""
+    return tuple(
+        rank
+        for rank, commits in sorted(contributions[mesh.lead].enters.items())
+        if all(given.left_out.get(rank, 0) <= commits for given in contributions.values())
+    )
 
 
 def _sum_my_part(store: Store, mesh: Mesh, expression: Expression, divisor: float) -> None:

@@ -33,6 +33,8 @@ class Mesh:
         self.active: tuple[int, ...] = ()
         self.began_at = 0
         """Commits of the active members when it was settled."""
+        self.left_out: dict[int, int] = {}
+        """By rank of one that trails: the last step whose gradient I left out for it."""
 
     @property
     def size(self) -> int:

@@ -95,7 +95,9 @@ class Declare(_Packet, frozen=True, kw_only=True):
 class Contribution(_Packet, frozen=True, kw_only=True):
     """The sender's blocks of this step are complete and stay untouched until every member has sent `Summed`.
 
-    `active`: the ranks that sum a part each. Between machines the receiver's part of every block follows."""
+    `active`: the ranks that sum a part each. Between machines the receiver's part of every block follows.
+    `enters`: the lead's proposal of those that are counted on from the next step, each with the commits that it has.
+    `left_out`: by rank of one that trails, the last step whose gradient the sender left out for it."""
 
     step: int
     holdings: tuple[Holding, ...]
@@ -103,7 +105,8 @@ class Contribution(_Packet, frozen=True, kw_only=True):
     pause: bool = False
     save: bool = False
     checksum: int | None = None
-    enters: tuple[int, ...] = ()
+    enters: dict[int, int] = {}
+    left_out: dict[int, int] = {}
 
 
 class Summed(_Packet, frozen=True, kw_only=True):

@@ -13,13 +13,14 @@ class Newcomers:
         self._switchboard = switchboard
         self._owed: tuple[int, ...] = ()
 
-    def to_enter(self, mesh: Mesh) -> tuple[int, ...]:
-        """For the lead: those that have come near enough to the present to be counted on from the next step."""
+    def to_enter(self, mesh: Mesh, step: int) -> dict[int, int]:
+        """For the lead: those that have come near enough to the present to be counted on from the next step, and how
+        many commits they have or, given the state of the next boundary, will have. `step`: my own commits."""
         peers = [mesh.peers[rank] for rank in mesh.trailing if not mesh.peers[rank].gone]
-        near = [peer.rank for peer in peers if self._switchboard.take(peer, Near)]
+        near = {peer.rank: said[0].step for peer in peers if (said := self._switchboard.take(peer, Near))}
         # Whoever cannot come near is given the state of the next boundary, and counted on from there.
         self._owed = tuple(peer.rank for peer in peers if self._switchboard.take(peer, Again, lambda asked: asked.halt))
-        return tuple(sorted({*near, *self._owed}))
+        return near | dict.fromkeys(self._owed, step + 1)
 
     def serve(self, mesh: Mesh | None, standing: Standing, ends: bool) -> None:
         """At a boundary: the state to those that have lost the thread, and to those for whom all wait now. `mesh` None:

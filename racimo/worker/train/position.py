@@ -67,6 +67,7 @@ class Position:
 
     def restore(self) -> None:
         """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
+        self.last = None
         shelf = self._saver.shelf
         found, source = None, "the newest checkpoint"
         if shelf is not None:

@@ -171,8 +171,6 @@ class Trail:
 
         self._switchboard.wait(here, lambda: waiting(absent()), judge)
         if not self.backlog.whole(wanted):
-            # The others may count on me by now.
-            assert self._said_near_in is not mesh, f"step {wanted} was left out after all"
             return None
         outcome = self.backlog.take(wanted)
         mesh.enter(outcome)
@@ -182,6 +180,8 @@ class Trail:
     def ask_again(self, mesh: Mesh, step: int) -> int:
         """Asks an active member, whose rank is returned, for the state anew."""
         self.backlog.keep(0, 0)
+        self.backlog.bounded = True
+        self._said_near_in = None
         self._num_lost += 1
         halt = self._num_lost >= MOST_LOST
         donor = mesh.lead if halt else mesh.nearest(mesh.rank, mesh.active)
@@ -211,11 +211,13 @@ def feed(switchboard: Switchboard, store: Store, mesh: Mesh, outcome: Outcome) -
         outcome=outcome if mesh.rank == mesh.lead else None,
     )
     far = {peer.rank: peer.channel.slow_bytes for peer in trailing if peer.channel is not None}
-    fed = [rank for rank, queued in far.items() if queued <= MAX_QUEUED_BYTES]
+    # Who is counted on from the next step is waited for anyway.
+    fed = [rank for rank, queued in far.items() if queued <= MAX_QUEUED_BYTES or rank in outcome.enters]
     if fed:
         copy = raw([tensor.clone() for tensor in part])
         switchboard.send(packet, fed, payload=lambda _: copy, slow=True)
     left_out = [rank for rank in far if rank not in fed]
+    mesh.left_out |= dict.fromkeys(left_out, outcome.step)
     switchboard.send(msgspec.structs.replace(packet, num_parts=0), left_out, slow=True)
     here = [peer.rank for peer in trailing if not peer.remote]
     if here:
