@@ -1,4 +1,8 @@
-"""[join] A third host joins a run with 100 MB of state: what the others notice, and how soon it contributes."""
+"""[join] A third host joins a run with 100 MB of state: what the others notice, and how soon it contributes.
+
+Twice a round: a whole machine joins the cluster and gets a worker (its services start on the two cores on which the
+others compute), and a worker joins on a machine that is a node already (`scale`).
+"""
 
 import contextlib
 import itertools
@@ -36,24 +40,35 @@ def run() -> list[Row]:
         code = copy_jobs(folder)
         with several(folder, HOSTS, joined=HOSTS - 1) as cluster:
             job = submit(cluster, code, workload, f"1..{HOSTS}")
-            ours = [join_racimo(cluster, job, last=number == rounds - 1) for number in range(rounds)]
+            ours, grown = [], []
+            for number in range(rounds):
+                ours.append(join_machine(cluster, job))
+                grown.append(join_worker(cluster, job))
+                if number < rounds - 1:
+                    cluster.command(list(cluster.hosts)[-1], "down", timeout_s=LIMIT_S)
             job.stop()
         torchrun = [join_peer(lambda hosts: TorchrunHosts(hosts, folder, code, workload)) for _ in range(peer_rounds)]
         ray = [join_peer(lambda hosts: RayHosts(hosts, folder, code, workload, least=2)) for _ in range(peer_rounds)]
-    ratios = [one["longest_s"] / one["median_s"] for one in ours]
     return [
         row("median step before", [one["median_s"] for one in ours], "s", Goal(">=", LEAST_STEP_S),
             peers=by_peer(torchrun, ray, "median_s")),
-        row("longest step of the others, in median steps, worst round", max(ratios), "x", Goal("<=", 1.5),
-            peers=by_peer(torchrun, ray, "ratio") | {"all rounds": [round(ratio, 2) for ratio in ratios]}),
-        row("longest step of the others", [one["longest_s"] for one in ours], "s",
+        *rows_of("a machine joins", ours, by_peer(torchrun, ray, "ratio"), "appearing: the node is up at the head"),
+        row("a machine joins: longest step of the others", [one["longest_s"] for one in ours], "s",
             peers=by_peer(torchrun, ray, "longest_s")),
-        row("appearing to first contribution, worst round", max(one["contributes_s"] for one in ours), "s",
-            Goal("<=", 5), peers={"all rounds": [round(one["contributes_s"], 2) for one in ours]},
-            note="appearing: the node is up at the head"),
-        row("command to first contribution", [one["typed_s"] for one in ours], "s",
+        row("a machine joins: command to first contribution", [one["typed_s"] for one in ours], "s",
             peers=by_peer(torchrun, ray, "typed_s"),
             note="peers: torchrun --nnodes=2:3 and Ray Train with 2 to 3 workers, from the start of the launcher"),
+        *rows_of("a worker joins", grown, {}, "appearing: the command `scale`"),
+    ]  # fmt: skip
+
+
+def rows_of(what: str, rounds: list[dict[str, float]], peers: dict[str, Any], note: str) -> list[Row]:
+    ratios = [one["longest_s"] / one["median_s"] for one in rounds]
+    return [
+        row(f"{what}: longest step of the others, in median steps, worst round", max(ratios), "x", Goal("<=", 1.5),
+            peers=peers | {"all rounds": [round(ratio, 2) for ratio in ratios]}),
+        row(f"{what}: appearing to first contribution, worst round", max(one["contributes_s"] for one in rounds), "s",
+            Goal("<=", 5), peers={"all rounds": [round(one["contributes_s"], 2) for one in rounds]}, note=note),
     ]  # fmt: skip
 
 
@@ -65,21 +80,42 @@ def by_peer(torchrun: list[dict[str, float]], ray: list[dict[str, float]], key: 
     }
 
 
-def join_racimo(cluster: HostsCluster, job: HostsJob, *, last: bool) -> dict[str, float]:
-    hosts = list(cluster.hosts)
-    newcomer = hosts[-1]
-    newest = max((commit.step for commit in job.commits()), default=0)
-    job.wait_commits(newest + BEFORE_STEPS, LIMIT_S)
-    median_s = percentile(step_times_s(job.commits())[-BEFORE_STEPS + 2 :], 50)
+def join_machine(cluster: HostsCluster, job: HostsJob) -> dict[str, float]:
+    newcomer = list(cluster.hosts)[-1]
+    median_s = median_step_s(job)
     words = ["join", cluster.address, "--token-file", "-", "--slots", "1"]
     typed_s = time.monotonic()
     cluster.command(newcomer, *words, input=cluster.token(), timeout_s=LIMIT_S)
     wait_for(lambda: is_up(cluster, newcomer.name), LIMIT_S, "the third node")
-    appeared_s = appeared_at_s(cluster, newcomer.name, typed_s)
+    return await_contribution(cluster, job, median_s, typed_s, appeared_at_s(cluster, newcomer.name, typed_s))
+
+
+def join_worker(cluster: HostsCluster, job: HostsJob) -> dict[str, float]:
+    """The one that joined last leaves, and another one joins in its place on the same machine."""
+    with cluster.api() as client:
+        client.scale(job.id, str(HOSTS - 1))
+        wait_for(lambda: client.run(job.id).num_live_workers == HOSTS - 1, LIMIT_S, "one worker less")
+        median_s = median_step_s(job)
+        typed_s = time.monotonic()
+        client.scale(job.id, f"1..{HOSTS}")
+    return await_contribution(cluster, job, median_s, typed_s, typed_s)
+
+
+def median_step_s(job: HostsJob) -> float:
+    """Of the next steps, before anybody joins."""
+    newest = max((commit.step for commit in job.commits()), default=0)
+    job.wait_commits(newest + BEFORE_STEPS, LIMIT_S)
+    return percentile(step_times_s(job.commits())[-BEFORE_STEPS + 2 :], 50)
+
+
+def await_contribution(
+    cluster: HostsCluster, job: HostsJob, median_s: float, typed_s: float, appeared_s: float
+) -> dict[str, float]:
+    newcomer = list(cluster.hosts)[-1]
     first_s = first_contribution_s(lambda: [c for c in job.commits(newcomer) if c.shards], typed_s)
     newest = max(commit.step for commit in job.commits())
     job.wait_commits(newest + AFTER_STEPS, LIMIT_S)
-    others = [commit for host in hosts[:-1] for commit in job.commits(host)]
+    others = [commit for host in list(cluster.hosts)[:-1] for commit in job.commits(host)]
     found = {
         "median_s": median_s,
         "longest_s": longest_step_s(others, typed_s),
@@ -87,8 +123,6 @@ def join_racimo(cluster: HostsCluster, job: HostsJob, *, last: bool) -> dict[str
         "typed_s": first_s - typed_s,
     }
     say(f"  racimo: {words_of(found)}, {found['contributes_s']:.2f} s after appearing")
-    if not last:
-        cluster.command(newcomer, "down", timeout_s=LIMIT_S)
     return found
 
 

@@ -32,6 +32,6 @@ def hosts_pinned(steps: int, seed: int = 0) -> Workload:
 
 def hundred_megabytes(steps: int) -> Workload:
     """9 million parameters, which with AdamW's two moments are 108 MB of state; no EMA. M = 6 micro-shards of 2
-    sequences of 64 bytes: half a second and more a step on two cores, most of it the exchange over 1 Gbit."""
+    sequences of 64 bytes: half a second and more a step on two cores and 1 Gbit."""
     shape = Workload(steps=steps, num_layers=5, num_heads=6, width=384, ema=False, checkpoint_every=20)
     return replace(shape, micro_shards=6, global_batch_size=12)

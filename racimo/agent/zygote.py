@@ -47,6 +47,8 @@ ORPHAN_AFTER_S = 60.0
 """Without an agent and without workers for this long, a zygote ends by itself."""
 MAX_CONNECTIONS = 16
 RECEIVE_BYTES = 1 << 20
+QUIET_AFTER_FORK_S = 5.0
+"""Importing waits so long after a fork: the worker imports the same, and needs the processor more."""
 ALREADY_STARTED_CODE = 120
 """How a fork ends that finds its worker started before: it does nothing."""
 
@@ -68,7 +70,8 @@ class Zygote:
 
     def __init__(self, listener: socket.socket, path: Path, lock_fd: int, later: Sequence[str] = ()) -> None:
         self._later = list(later)
-        """Modules still to be imported, while nobody waits."""
+        """Modules still to be imported, once no fork was asked for in a while."""
+        self._quiet_s = 0.0
         self._listener: socket.socket | None = listener
         self._path = path
         self._lock_fd = lock_fd
@@ -81,9 +84,10 @@ class Zygote:
         """Serves until retired (or orphaned) and without workers."""
         while self._children or (self._listener is not None):
             lonely = not self._buffers and not self._children
-            wait_s = 0.0 if self._later else ORPHAN_AFTER_S if lonely else None
+            wait_s = self._quiet_s if self._later else ORPHAN_AFTER_S if lonely else None
             ready = self._selector.select(wait_s)
             if not ready and self._later:
+                self._quiet_s = 0.0
                 _import_frozen([self._later.pop(0)])
             elif not ready and lonely:
                 self._retire()
@@ -122,6 +126,7 @@ class Zygote:
         for message in messages:
             if isinstance(message, Launch):
                 self._fork(connection, message)
+                self._quiet_s = QUIET_AFTER_FORK_S
             elif isinstance(message, Settle):
                 self._settle(connection)
             elif isinstance(message, Retire):

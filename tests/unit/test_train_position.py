@@ -28,14 +28,24 @@ def committed(step: int) -> Outcome:
     )
 
 
-def test_the_gradient_of_the_last_step_comes_with_the_state() -> None:
+def test_who_trails_is_given_the_state_alone_and_says_so() -> None:
+    giver, taker = position(), position()
+    giver.step, giver.fresh, giver.last = 4, False, committed(4)
+    giver._store.arena.reduced_step = 4
+
+    taker.accept_state(*giver.offer_state(with_gradient=False))
+
+    assert (taker.step, taker.given, taker._store.arena.reduced_step) == (4, True, 0)
+
+
+def test_the_gradient_of_the_last_step_comes_with_the_state_of_one_that_is_waited_for() -> None:
     giver, taker = position(), position()
     giver.step, giver.fresh, giver.last = 4, False, committed(4)
     for flat in giver._store.arena.flats(REDUCED_SLOT):
         flat.fill_(2.5)
     giver._store.arena.reduced_step = 4
 
-    taker.accept_state(*giver.offer_state())
+    taker.accept_state(*giver.offer_state(with_gradient=True))
 
     assert (taker.step, taker.fresh, taker.last) == (4, False, giver.last)
     assert taker._store.arena.reduced_step == 4
@@ -48,7 +58,7 @@ def test_a_gradient_that_is_being_overwritten_does_not_come_and_none_is_claimed(
     giver._store.arena.reduced_step = 0
     taker._store.arena.reduced_step = 4  # of an earlier life
 
-    taker.accept_state(*giver.offer_state())
+    taker.accept_state(*giver.offer_state(with_gradient=True))
 
     assert taker.step == 4
     assert taker._store.arena.reduced_step == 0, "it would be given to others as the gradient of step 4"

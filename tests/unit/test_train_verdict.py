@@ -45,6 +45,15 @@ def test_who_trails_a_step_behind_those_who_hold_that_gradient_no_more_needs_the
     assert verdict([at(9), at(9), at(8, reaches=8)]) == Go(9, active=(0, 1), lack=(2,))
 
 
+def test_a_state_that_was_given_without_its_gradient_counts_for_nothing_while_others_lack_that_step() -> None:
+    """Who gave it is gone: the others make the step themselves, and it is given their state."""
+    ahead = at(6, given=True, reaches=6)
+    assert verdict([at(5), at(5), ahead]) == Go(5, active=(0, 1), lack=(2,))
+    assert verdict([at(4, reaches=4), at(5), ahead]) == Go(5, active=(1,), lack=(0, 2))
+    assert verdict([at(5), at(6, gives=True), ahead]) == CatchUp(1, (0,))
+    assert verdict([at(3, reaches=5), ahead]) == Go(6, active=(1,), lack=(0,))
+
+
 def test_an_active_member_whose_gradient_nobody_holds_is_a_contradiction() -> None:
     with pytest.raises(RacimoError, match="one commit"):
         verdict([at(6), at(5)])

@@ -352,6 +352,7 @@ class Crew(Position):
         self._store.drop_gradients()
         self._ledger.keep(())
         self.step += 1
+        self.given = False
         faults.point("applied", self.step)
         if not self._holds and not self._trails:
             self._be_ready(holds=True)

@@ -72,9 +72,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Declare(_Packet, frozen=True, kw_only=True):
     """Where the sender stands when a generation begins. `step`: steps committed; `fresh`: it has no state yet.
 
-    `last` describes the step before; `gives`: the sender still holds its gradient. `untouched`: nothing was done yet
-    with the state it has. `reaches`: the step to which one that trails can bring itself, else -1.
-    `shelf`: the precedence of the newest checkpoint that a fresh one has; (-1, -1) if none."""
+    `last` describes the step before; `gives`: the sender still holds its gradient. `given`: it was given its state and
+    has committed nothing since. `untouched`: nothing was done yet with the state it has. `reaches`: the step to which
+    one that trails can bring itself, else -1. `shelf`: the precedence of the newest checkpoint that a fresh one has;
+    (-1, -1) if none."""
 
     round: int
     step: int
@@ -87,6 +88,7 @@ class Declare(_Packet, frozen=True, kw_only=True):
     holdings: tuple[Holding, ...] = ()
     last: Outcome | None = None
     gives: bool = False
+    given: bool = False
 
     def answers(self, other: "Declare") -> bool:
         return self.round == other.round

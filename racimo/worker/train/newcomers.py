@@ -30,5 +30,7 @@ class Newcomers:
             return
         peers = [mesh.peers[rank] for rank in mesh.trailing]
         asking = [p.rank for p in peers if self._switchboard.take(p, Again, lambda asked: ends or not asked.halt)]
-        if asking or owed:
-            give_state(self._switchboard, [*asking, *owed], standing)
+        if asking:
+            give_state(self._switchboard, asking, standing)
+        if owed:
+            give_state(self._switchboard, owed, standing, with_gradient=True)

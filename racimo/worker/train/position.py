@@ -39,6 +39,8 @@ class Position:
         self.untouched = True
         """Nothing was computed yet from the state that I have."""
         self.last: Outcome | None = None
+        self.given = False
+        """Another one gave me my state, and I have committed nothing since."""
         self._named = [(name, p) for name, p in trained.model.named_parameters() if p.requires_grad]
         self._most_micro_shards = max(plan.micro_shards, MOST_MICRO_SHARDS_ADOPTED)
         self.identity = identity_of(self._named, plan.batches, plan.micro_shards, plan.exact)
@@ -67,7 +69,7 @@ class Position:
 
     def restore(self) -> None:
         """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
-        self.last = None
+        self.last, self.given = None, False
         shelf = self._saver.shelf
         found, source = None, "the newest checkpoint"
         if shelf is not None:
@@ -110,17 +112,18 @@ class Position:
         self._telemetry.resumed(self.step)
         say(f"resumes after step {manifest.step}, from {source} (written by {manifest.run})")
 
-    def offer_state(self) -> tuple[StateOffer, int]:
-        """With the gradient of the last step, if I hold it: whoever has my state may have to stand in for me when
-        another one is still a step behind."""
+    def offer_state(self, with_gradient: bool) -> tuple[StateOffer, int]:
+        """`with_gradient`: of the last step, if I hold it. Whoever computes from my state may have to stand in for me
+        when another one is still a step behind."""
         arena = self._store.arena
-        gradient = arena.flats(REDUCED_SLOT) if self.step and arena.reduced_step == self.step else []
+        held = with_gradient and self.step and arena.reduced_step == self.step
+        gradient = arena.flats(REDUCED_SLOT) if held else []
         return pack({"trained": self.trained.capture(), "gradient": gradient}, self.step, self.last)
 
     def accept_state(self, offer: StateOffer, fd: int) -> None:
         given = unpack(offer, fd)
         self.trained.load(given["trained"])
-        self.step, self.last = offer.step, offer.last
+        self.step, self.last, self.given = offer.step, offer.last, True
         self._store.arena.reduced_step = 0
         if given["gradient"]:
             for mine, theirs in zip(self._store.arena.flats(REDUCED_SLOT), given["gradient"], strict=True):

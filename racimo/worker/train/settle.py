@@ -62,6 +62,8 @@ def verdict(declarations: Sequence[Declare]) -> Verdict:
     with_state = [rank for rank in ranks if not declarations[rank].fresh]
     if not with_state:
         return Restore(max(ranks, key=lambda rank: (declarations[rank].shelf, -rank)))
+    hollow = _hollow(declarations, with_state)
+    with_state = [rank for rank in with_state if rank not in hollow]
     newest = max(declarations[rank].step for rank in with_state)
     level = tuple(rank for rank in with_state if declarations[rank].step == newest)
     behind = [rank for rank in with_state if rank not in level]
@@ -76,10 +78,20 @@ def verdict(declarations: Sequence[Declare]) -> Verdict:
     if any(declarations[rank].reaches < 0 for rank in far):
         steps = [declared.step for declared in declarations]
         raise RacimoError("internal", f"members of one generation are more than one commit apart: {steps}")
-    lack = tuple(rank for rank in ranks if declarations[rank].fresh or rank in far)
+    lack = tuple(rank for rank in ranks if declarations[rank].fresh or rank in far or rank in hollow)
     if lack and all(declarations[rank].untouched for rank in with_state):
         return CopyState(level[0], lack)
     return Go(newest, level, lack, follow)
+
+
+def _hollow(declarations: Sequence[Declare], with_state: Sequence[int]) -> list[int]:
+    """Those ahead of all others by a state that they were given by one who is gone now, without the gradient that would
+    bring the others there: the others make that step themselves, and give them their state in turn."""
+    newest = max(declarations[rank].step for rank in with_state)
+    level = [rank for rank in with_state if declarations[rank].step == newest]
+    waits = any(declarations[rank].step == newest - 1 and declarations[rank].reaches < 0 for rank in with_state)
+    alone = all(declarations[rank].given and not declarations[rank].gives for rank in level)
+    return level if waits and alone else []
 
 
 class Standing(Protocol):
@@ -90,6 +102,7 @@ class Standing(Protocol):
     identity: Identity
     numerics: str
     last: Outcome | None
+    given: bool
     untouched: bool
 
     @property
@@ -104,7 +117,7 @@ class Standing(Protocol):
     def adopt(self, identity: Identity) -> None:
         """Take over what an unspecified part of my identity is in the run."""
 
-    def offer_state(self) -> tuple[StateOffer, int]: ...
+    def offer_state(self, with_gradient: bool) -> tuple[StateOffer, int]: ...
 
     def accept_state(self, offer: StateOffer, fd: int) -> None: ...
 
@@ -130,6 +143,7 @@ def settle(
             holdings=ledger.holdings(),
             last=standing.last,
             gives=store.arena.reduced_step == standing.step and standing.last is not None,
+            given=standing.given,
         )
         switchboard.send(declared)
         faults.point("declared", standing.step)
@@ -227,9 +241,10 @@ def _take_gradient(
     standing.last = declared.last
 
 
-def give_state(switchboard: Switchboard, ranks: Sequence[int], standing: Standing) -> None:
-    """Offers my present state, which is copied before this returns."""
-    offer, fd = standing.offer_state()
+def give_state(switchboard: Switchboard, ranks: Sequence[int], standing: Standing, with_gradient: bool = False) -> None:
+    """Offers my present state, which is copied before this returns. `with_gradient`: to those that compute with it from
+    the next step on; who trails has later ones before anybody relies on it."""
+    offer, fd = standing.offer_state(with_gradient)
     switchboard.send_state(offer, fd, ranks)
     faults.point("offered-state", standing.step)
 
