@@ -23,6 +23,7 @@ def run() -> list[Row]:
     slow_steps = QUICK_SLOW_STEPS if quick() else SLOW_STEPS
     with scratch("slow") as folder:
         code = copy_jobs(folder)
+        line = line_number(code)
         with several(folder, HOSTS) as cluster:
             slow = slow_run(cluster, code, slow_steps)
             longest_s = max(step_times_s(slow.commits()))
@@ -30,7 +31,6 @@ def run() -> list[Row]:
             gone = sum(worker.exit is not None and worker.exit.outcome != "finished" for worker in view.workers)
             alone = {commit.generation for commit in slow.commits()}
             named_s, words = stuck_run(cluster, code)
-    line = line_number(code)
     return [
         row(f"workers evicted through {slow_steps} steps of {SLOW_S:g} s", gone, "workers", Goal("==", 0)),
         row("generations in which steps were committed", len(alone), "generations", Goal("==", 1)),

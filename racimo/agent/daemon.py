@@ -46,7 +46,9 @@ from racimo.agent.protocol import (
     ReplyBody,
     Report,
     RequestBody,
+    RunSlice,
     Shutdown,
+    SliceDone,
     StartWorker,
     StopWorker,
     Usage,
@@ -112,6 +114,7 @@ class Agent:
             StartWorker: self._start_worker,
             StopWorker: self._stop_worker,
             Announce: self._announce,
+            RunSlice: self._run_slice,
             PullEvents: self._pull_events,
             ReadLog: self._reading.read_log,
             PullLogs: self._reading.pull_logs,
@@ -216,6 +219,12 @@ class Agent:
                     entry.send(frame)
         return Ok()
 
+    async def _run_slice(self, message: RunSlice) -> ReplyBody:
+        entry = self.workers.entries.get(message.worker)
+        if entry is not None and entry.live:
+            self.workers.slices.order(entry, message)
+        return Ok()
+
     async def _pull_events(self, message: PullEvents) -> ReplyBody:
         limit = min(max(message.limit, 1), MAX_EVENTS)
         events = self._spool.take(message.after, limit)
@@ -287,6 +296,7 @@ class Agent:
         generation = self._runs.generation(entry.run)
         if generation is not None and generation.attempt == entry.attempt:
             entry.send(encode_frame(_new_generation(generation)))
+        self.workers.slices.connected(entry)
         if entry.wish:
             entry.send(encode_frame(PleasePause() if entry.wish == "pause" else PleaseLeave()))
         return True
@@ -318,6 +328,8 @@ class Agent:
             self._runs.report(entry.run, message)
         elif isinstance(message, Ready):
             self._note_ready(entry, message)
+        elif isinstance(message, SliceDone):
+            self.workers.slices.done(entry, message)
         elif isinstance(message, CheckpointSaved):
             print(f"agent: {worker} saved step {message.step} at {message.path}", file=sys.stderr)
 

@@ -23,7 +23,7 @@ class Launch(_ZygoteMessage, frozen=True, kw_only=True):
     directory: str
     cwd: str
     environment: dict[str, str]
-    kind: Literal["command", "train"]
+    kind: Literal["command", "train", "tune"]
     command: tuple[str, ...] = ()
     train_file: str = ""
     train_function: str = ""

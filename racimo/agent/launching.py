@@ -89,7 +89,7 @@ def prepare_launch(
         directory=os.fspath(directory),
         cwd=os.fspath(home.attempt_files_dir(run, attempt)),
         environment=environment,
-        kind="train" if order.kind == "train" else "command",
+        kind=order.kind if order.kind in ("train", "tune") else "command",
         command=order.command + (order.args if order.kind == "command" else ()),
         train_file=order.train_file,
         train_function=order.train_function,

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from racimo.spec.run import CheckpointSpec
-from racimo.state.events import WorkerExited, WorkerHung, WorkerReady, WorkerStarted
+from racimo.state.events import SliceEnded, WorkerExited, WorkerHung, WorkerReady, WorkerStarted
 from racimo.state.nouns import Node
+from racimo.state.trials import Grant, Result, Values
 
 MAX_FRAME_BYTES = 64 * 2**20
 LINK_ALPN = "racimo-link"
@@ -47,7 +48,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     worker: str
-    kind: Literal["command", "train", "exec"]
+    kind: Literal["command", "train", "tune", "exec"]
     command: tuple[str, ...] = ()
     train_file: str = ""
     train_function: str = ""
@@ -329,6 +330,27 @@ class Announce(_Message, frozen=True, kw_only=True):
     reason: str
 
 
+class SliceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A slice of a trial as its worker gets it: `values` is the function's `config` (over the run's own). `rounds` are
+    those that it has had. `objectives`: the metrics that count, of which a value that is not finite ends the trial."""
+
+    grant: Grant
+    values: Values
+    rounds: int = 0
+    saved: int = 0
+    saved_on: str = ""
+    objectives: tuple[str, ...] = ()
+    metric_within_s: float = 0.0
+
+
+class RunSlice(_Message, frozen=True, kw_only=True):
+    """Give `worker` this slice, now or once it has connected; also what the worker is sent. The same one may come
+    twice, and is run once."""
+
+    worker: str
+    order: SliceOrder
+
+
 class PullEvents(_Message, frozen=True, kw_only=True):
     """Events after the cursor `after`, which acknowledges all up to it; waits up to `wait_s` for the first."""
 
@@ -337,7 +359,7 @@ class PullEvents(_Message, frozen=True, kw_only=True):
     limit: int = 500
 
 
-AgentEvent = WorkerStarted | WorkerReady | WorkerExited | WorkerHung
+AgentEvent = WorkerStarted | WorkerReady | WorkerExited | WorkerHung | SliceEnded
 
 
 class NumberedEvent(msgspec.Struct, frozen=True):
@@ -456,7 +478,7 @@ class Refused(_Message, frozen=True, kw_only=True):
 
 RequestBody = (
     ControlHello | StartWorker | PutBlob | PutBlobPart | FetchBlobs | ProbePeer | FindModules | ListOutputs
-    | ReadOutput | PullLogs | StopWorker | Announce | PullEvents | ReadLog | PullProgress | ReadReports
+    | ReadOutput | PullLogs | StopWorker | Announce | RunSlice | PullEvents | ReadLog | PullProgress | ReadReports
     | Usage | ForgetRun | Shutdown
 )  # fmt: skip
 ReplyBody = (
@@ -516,9 +538,19 @@ class Progress(_Message, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
 
 
-class Report(_Message, frozen=True, kw_only=True):
+class Report(_Message, frozen=True, kw_only=True, omit_defaults=True):
+    """`trial`: of a tune run."""
+
     step: int
     values: dict[str, float]
+    trial: int | None = None
+
+
+class SliceDone(_Message, frozen=True, kw_only=True):
+    """The slice of that number is over. Sent again after each reconnection until there is another slice."""
+
+    number: int
+    result: Result
 
 
 class CheckpointSaved(_Message, frozen=True, kw_only=True):
@@ -545,7 +577,7 @@ class PleaseLeave(_Message, frozen=True, kw_only=True):
     """The worker will not be a member of the next generation."""
 
 
-WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved
+WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved | SliceDone
 
 
 class Reachable(_Message, frozen=True, kw_only=True):
@@ -559,6 +591,6 @@ class Reachable(_Message, frozen=True, kw_only=True):
     key: bytes
 
 
-MessageToWorker = NewGeneration | PleasePause | PleaseLeave | Reachable
+MessageToWorker = NewGeneration | PleasePause | PleaseLeave | Reachable | RunSlice
 
 Opening = ControlHello | WorkerHello

@@ -57,7 +57,7 @@ class Starter:
         environment = await self._environment(beside or order)
         launch = prepare_launch(self._home, self._node, order, beside, environment.bin_dir, rendezvous)
         for attempt in range(MAX_LAUNCH_TRIES):
-            if order.kind == "train":
+            if order.kind in ("train", "tune"):
                 keeper = self._zygotes.get("torch", environment.hash, environment.python)
             else:
                 keeper = self._zygotes.get("plain")

@@ -19,6 +19,7 @@ from racimo.agent.logs import cap_logs
 from racimo.agent.protocol import StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
 from racimo.agent.runs import newest_commit
+from racimo.agent.slices import Slices
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
 from racimo.agent.stopping import signal_worker, stop_worker, terminate
@@ -48,6 +49,7 @@ class Workers:
         """Newest step that any worker of a run said it committed."""
         self._home, self._node, self._spool, self._blobs = home, node, spool, blobs
         self._ballast = home.node_dir / BALLAST_FILE
+        self.slices = Slices(spool)
         self.zygotes = Zygotes(home, self._on_reaped, self._on_lost)
         self._starter = Starter(home, node, blobs, self.zygotes)
         self.environments = self._starter.environments
@@ -296,6 +298,8 @@ class Workers:
         commits = self.commits.get(entry.run, 0)
         if entry.order.kind == "train":
             commits = max(commits, newest_commit(self._home.node_dir / "workers" / entry.run))
+        if entry.order.kind == "tune":
+            self.slices.ended(entry)
         event = WorkerExited(run=entry.run, attempt=entry.attempt, index=entry.index, exit=exit, commits=commits)
         entry.event_number = await self._append(event)
         entry.exit = exit

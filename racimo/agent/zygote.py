@@ -229,7 +229,7 @@ class Zygote:
         exit = read_exit(directory)
         if exit is None:
             exit = exit_from_status(status, time.monotonic() - child.started_s)
-            if child.launch.kind == "train":
+            if child.launch.kind != "command":
                 exit = refuse_early_end(exit, directory, child.launch.worker, child.launch.rank)
             exit = name_failure(exit, directory, child.launch.host, processes.oom_kills() - child.kills_before)
             try:

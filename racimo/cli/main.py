@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("check", "cluster", "look for what is wrong here and on the nodes, and how to cure it"),
     "run": Command("submit", "work", "run a command: racimo run -- python prepare.py"),
     "train": Command("submit", "work", "train: racimo train train.py --workers 2..4"),
+    "tune": Command("submit", "work", "search: racimo tune train.py:train --metric loss --space lr='log 1e-5..1e-1'"),
     "ps": Command("runs", "look", "runs, newest first"),
     "show": Command("runs", "look", "all about one run"),
     "why": Command("runs", "look", "why a run waits, sits where it sits, or ended"),
@@ -126,7 +127,7 @@ def overview() -> str:
         lines.append(f"{title}:")
         lines += [f"  {name:9}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
         lines.append("")
-    lines.append("racimo COMMAND --help says more. run and train start a cluster where none is running.")
+    lines.append("racimo COMMAND --help says more. run, train and tune start a cluster where none is running.")
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def status_words(view: RunView) -> str:
 def run_page(view: RunView) -> list[str]:
     """All about one run, as `key  value` lines."""
     spec = view.spec
-    what = f"train {spec.train}" if spec.train else " ".join(spec.command)
+    what = " ".join(spec.command) or f"{spec.kind} {spec.train or spec.tune}"
     lines = [
         f"{view.id}  {view.status}",
         *_pairs(

@@ -1,4 +1,4 @@
-"""`racimo run` and `racimo train`: from words to a spec, submitted and followed."""
+"""`racimo run`, `racimo train` and `racimo tune`: from words to a spec, submitted and followed."""
 
 import argparse
 from pathlib import Path
@@ -7,12 +7,17 @@ from typing import Any
 from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import Parser, add_output
 from racimo.cli.spec_flags import add_spec_flags, fields_from_flags
+from racimo.cli.study_flags import add_study_flags, study_from_flags
 from racimo.cli.usage import UsageError
 from racimo.spec.build import FieldError, build_spec
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import parse_size_bytes
 from racimo.spec.run import RunSpec
 
+EXAMPLES = {
+    "train": "racimo train train.py --workers 2",
+    "tune": "racimo tune train.py:train --metric loss --space lr='log 1e-5..1e-1'",
+}
 SPEC_SUFFIXES = (".yaml", ".yml")
 
 
@@ -26,6 +31,15 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "racimo train FILE[:FUNCTION] [options] [-- ARGUMENTS ...]\n       racimo train SPEC.yaml [options]"
     parser.description = "Train with several workers: a torchrun script as it is, or a function that uses run.steps."
     _arguments(parser, "train", "FILE[:FUNCTION]")
+
+
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "racimo tune FILE:FUNCTION --metric NAME --space NAME=RANGE ... [options]\n       racimo tune SPEC.yaml"
+    )
+    parser.description = "Search for the best configuration of a training function, many trials at a time."
+    _arguments(parser, "tune", "FILE:FUNCTION")
+    add_study_flags(parser)
 
 
 def _arguments(parser: argparse.ArgumentParser, kind: str, metavar: str) -> None:
@@ -69,6 +83,8 @@ def make_spec(args: argparse.Namespace) -> tuple[RunSpec, Path | None]:
     first, tail = read_words(args)
     prog = args.parser.prog
     fields = fields_from_flags(args, prog)
+    if args.kind == "tune" and (study := study_from_flags(args, prog)):
+        fields["study"] = study
     if first.endswith(SPEC_SUFFIXES):
         return _from_yaml(first, fields, tail, args.kind)
     if args.kind == "command":
@@ -77,8 +93,8 @@ def make_spec(args: argparse.Namespace) -> tuple[RunSpec, Path | None]:
         fields["command"] = tail
     else:
         if not first:
-            raise UsageError(f"{prog}: no script\n  racimo train train.py --workers 2")
-        fields["train"], fields["args"] = first, tail
+            raise UsageError(f"{prog}: no {'script' if args.kind == 'train' else 'function'}\n  {EXAMPLES[args.kind]}")
+        fields[args.kind], fields["args"] = first, tail
     try:
         return build_spec(fields), None
     except FieldError as error:
@@ -102,8 +118,8 @@ def _from_yaml(name: str, fields: dict[str, Any], tail: list[str], kind: str) ->
         fields["files"] = str(Path(fields["files"]).absolute())
     spec = parse_spec(text, source=name, overrides=fields)
     if spec.kind != kind:
-        other = "train" if kind == "command" else "run"
-        raise RacimoError("invalid-spec", f"{name} is a {spec.kind} run", f"racimo {other} {name}")
+        command = "run" if spec.kind == "command" else spec.kind
+        raise RacimoError("invalid-spec", f"{name} is a {spec.kind} run", f"racimo {command} {name}")
     return spec, folder
 
 
@@ -125,9 +141,17 @@ def _submit(args: argparse.Namespace) -> int:
             write_json(view) if args.output == "json" else write(view.id)
             say(f"follow it: racimo logs -f {view.id}")
             return 0
+        if spec.kind == "tune":
+            from racimo.cli.study import follow_study
+
+            return follow_study(client, view, as_json=args.output == "json", quiet=args.quiet)
         from racimo.cli.follow import follow
 
         return follow(client, view, as_json=args.output == "json", quiet=args.quiet)
 
 
-COMMANDS = {"run": (_run_arguments, _submit), "train": (_train_arguments, _submit)}
+COMMANDS = {
+    "run": (_run_arguments, _submit),
+    "train": (_train_arguments, _submit),
+    "tune": (_tune_arguments, _submit),
+}

@@ -3,7 +3,7 @@
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ from racimo.control.views import (
     SecretRequest,
     SnapshotRequest,
     SnapshotView,
+    StudyRequest,
+    StudyView,
     SubmitRequest,
 )
 from racimo.spec.build import FieldError, build_spec
@@ -42,6 +44,7 @@ from racimo.spec.errors import RacimoError
 from racimo.spec.home import Home
 from racimo.spec.quantity import format_size
 from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
 from racimo.state.events import Record
 from racimo.state.nouns import ENDED, Exit, Reason
 
@@ -110,6 +113,19 @@ class Client:
             spec = msgspec.structs.replace(spec, snapshot=snapshot)
         request = SubmitRequest(spec=spec, request=secrets.token_hex(16))
         return self._session.call("POST", "/v1/runs", RunView, body=request)
+
+    def tune(self, function: Callable[..., Any] | str, *, root: str | Path | None = None, **fields: Any) -> RunView:
+        """Submits a tune run: `cluster.tune(train, space={"lr": "log 1e-5..1e-1"}, metric="loss", trials=50)`.
+
+        `function` is the training function (of a file) or `FILE.py:FUNCTION`. `fields` are those of the study and of
+        the run, by their names."""
+        from racimo.client.tuning import tune_fields
+
+        try:
+            spec = build_spec(tune_fields(function, fields))
+        except FieldError as error:
+            raise error.as_racimo_error() from None
+        return self.submit(spec, root)
 
     def upload(self, folder: Path, *, needs: str = "", max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES) -> str:
         """Sends a folder's files by content; the snapshot's id. `needs`: a path that must be among them."""
@@ -206,6 +222,18 @@ class Client:
     def reports(self, run: str, after: int = 0) -> ReportsView:
         """What workers reported with `run.report(...)`, from number `after` on; go on with the view's `next`."""
         return self._session.call("GET", f"{_run_path(run)}/reports", ReportsView, params={"after": after})
+
+    def trials(self, run: str, after: int = -1, wait_s: float = 0.0) -> StudyView:
+        """The trials of a tune run; with `after`, the view's `seq`, those that changed since. Waits up to `wait_s` for
+        a change."""
+        return self._session.call(
+            "GET", f"{_run_path(run)}/trials", StudyView, params={"after": after, "wait_s": wait_s}
+        )
+
+    def change_study(self, run: str, study: StudySpec, *, other_space: bool = False) -> StudyView:
+        """Goes on with a tune run, also one that has ended, under other terms. `space-changed` unless `other_space`."""
+        body = StudyRequest(study=study, other_space=other_space)
+        return self._session.call("POST", f"{_run_path(run)}/study", StudyView, body=body)
 
     def why(self, run: str) -> Reason:
         return self._session.call("GET", f"{_run_path(run)}/why", Reason)

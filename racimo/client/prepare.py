@@ -35,13 +35,13 @@ def prepare(spec: RunSpec, root: Path | None = None) -> Prepared:
     folder = Path(os.path.normpath(root / spec.files)) if spec.files else None
     moved = False
     changes: dict[str, str] = {}
-    if spec.train:
+    if spec.train_file:
         script = Path(os.path.normpath(root / spec.train_file))
         check_script(script, spec.train_function, shown=spec.train_file)
         place = str(script)
         if folder is not None:
             folder, place, moved = _place(script, folder, spec)
-        changes["train"] = f"{place}:{spec.train_function}" if spec.train_function else place
+        changes[spec.kind] = f"{place}:{spec.train_function}" if spec.train_function else place
     if spec.env:
         changes["requirements"] = _read_text(root / spec.env, spec.env, MAX_REQUIREMENTS_BYTES)
     return Prepared(spec=msgspec.structs.replace(spec, **changes), folder=folder, moved=moved)

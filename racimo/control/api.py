@@ -9,7 +9,7 @@ import msgspec
 
 from racimo.act.versions import own_versions
 from racimo.agent.protocol import UsageReply, WorkerOrder
-from racimo.control import node_calls, present, usage
+from racimo.control import node_calls, present, study_calls, usage
 from racimo.control.awaiting import starting_reason
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
@@ -257,6 +257,14 @@ class Api:
         starting = await starting_reason(run, self.core.state.nodes, self._carrier)
         await exchange.answer(starting or self.core.why(run.id))
 
+    # Trials
+
+    async def trials(self, exchange: Exchange) -> None:
+        await study_calls.trials(self._loop, exchange, self._run(exchange).id)
+
+    async def change_study(self, exchange: Exchange) -> None:
+        await study_calls.change(self._loop, exchange, self._run(exchange).id)
+
     # What runs leave and say
 
     async def outputs(self, exchange: Exchange) -> None:
@@ -331,11 +339,11 @@ class Api:
 
     def _check_files(self, spec: RunSpec) -> None:
         if not spec.snapshot:
-            if spec.train:
+            if spec.train_file:
                 raise RacimoError("file-missing", f"{spec.train_file} was not sent: the spec names no snapshot")
             return
         files = self._snapshots.require_complete(spec.snapshot)
-        if spec.train and all(file.path != spec.train_file for file in files):
+        if spec.train_file and all(file.path != spec.train_file for file in files):
             raise RacimoError("file-missing", f"{spec.train_file} is not among the {len(files)} files that were sent")
 
     def _worker_named(self, run: Run, name: str) -> str:

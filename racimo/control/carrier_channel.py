@@ -9,7 +9,7 @@ from typing import Protocol
 from racimo.act.agent_client import AgentClient
 from racimo.agent import protocol
 from racimo.control.core import Core
-from racimo.control.effects import Announce, Effect, Forget, Start, Stop
+from racimo.control.effects import Announce, Effect, Forget, Slice, Start, Stop
 from racimo.spec.errors import RacimoError
 
 PULL_WAIT_S = 30.0
@@ -150,6 +150,8 @@ class Channel:
             case Start():
                 self._after(effect.worker, self._start(client, effect))
             case Stop():
+                self._after(effect.worker, self.tell(client, effect.message()))
+            case Slice():
                 self._after(effect.worker, self.tell(client, effect.message()))
             case Announce() | Forget():
                 self._after(effect.run, self.tell(client, effect.message()))

@@ -16,6 +16,8 @@ from racimo.decide.fit import can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import RunSpec
+from racimo.spec.space import differences
+from racimo.spec.study import StudySpec
 from racimo.state import events as ev
 from racimo.state.nouns import Reason, Run, Worker, parse_worker_id
 
@@ -129,6 +131,24 @@ class Core(Facts):
         check_scale(self.state, run, workers)
         if (run.least, run.most) != (workers.least, workers.most):
             self._record(ev.ScaleRequested(run=run_id, least=workers.least, most=workers.most))
+        return self.state.runs[run_id]
+
+    def change_study(self, run_id: str, terms: StudySpec, other_space: bool) -> Run:
+        """The tune run goes on under these terms.
+
+        One that has ended is open again. `RacimoError`: `run-unknown`, `wrong-state` (no tune run), `space-changed`
+        (with what changed) unless `other_space` says that it is meant.
+        """
+        run = self.run(run_id)
+        study = self.state.studies.get(run_id)
+        if study is None:
+            raise RacimoError("wrong-state", f"{run_id} is a {run.spec.kind} run: it has no study", "racimo ps")
+        changed = differences(study.space, terms.parsed_space)
+        if changed and not other_space:
+            raise RacimoError("space-changed", "the space is another than before: " + "; ".join(changed[:20]),
+                              "say that you mean it: --other-space")  # fmt: skip
+        if terms != study.terms or run.ended:
+            self._record(ev.StudyChanged(run=run_id, study=terms))
         return self.state.runs[run_id]
 
     # What is known

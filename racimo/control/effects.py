@@ -46,6 +46,17 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a worker a slice of a trial."""
+
+    node: str
+    worker: str
+    order: protocol.SliceOrder
+
+    def message(self) -> protocol.RunSlice:
+        return protocol.RunSlice(worker=self.worker, order=self.order)
+
+
 class Forget(msgspec.Struct, frozen=True, kw_only=True):
     """Drop what `node` keeps of an ended run."""
 
@@ -56,4 +67,4 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True):
         return protocol.ForgetRun(run=self.run)
 
 
-Effect = Start | Stop | Announce | Forget
+Effect = Start | Stop | Announce | Slice | Forget

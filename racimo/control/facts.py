@@ -107,6 +107,8 @@ class Facts(Ledger):
         """
         if event.index >= FIRST_EXEC_INDEX:
             return False
+        if isinstance(event, ev.SliceEnded):
+            return self._slice_ended(event)
         worker = self.state.worker(event.run, event.attempt, event.index)
         if worker is None or not worker.live:
             if isinstance(event, ev.WorkerStarted | ev.WorkerReady):
@@ -122,6 +124,14 @@ class Facts(Ledger):
         moved = isinstance(event, ev.WorkerReady) and event.address != worker.address
         if moved and run.generation and event.index in run.generation.members:
             self._announce(run)  # it can be reached at another address than the one that the others were told
+        return True
+
+    def _slice_ended(self, event: ev.SliceEnded) -> bool:
+        study = self.state.studies.get(event.run)
+        grant = study.grant_of(event.index) if study is not None else None
+        if grant is None or grant.number != event.number:
+            return False
+        self._record(event)
         return True
 
     def resync(self, node_id: str, worker_states: Iterable[WorkerState]) -> None:
@@ -141,9 +151,11 @@ class Facts(Ledger):
             run_id, _, index = parse_worker_id(name)
             runs[run_id] = None
             self._resync_worker(self.state.runs[run_id], self.state.runs[run_id].workers[index], known.get(name))
-        for run_id in runs:
-            if self.state.runs[run_id].generation is not None:
-                self._announce(self.state.runs[run_id], only_node=node_id)
+        for run in [self.state.runs[run_id] for run_id in runs]:
+            if run.generation is not None:
+                self._announce(run, only_node=node_id)
+            if run.id in self.state.studies:
+                self._slices_again(run, node_id)
 
     # Within
 
@@ -220,6 +232,12 @@ class Facts(Ledger):
         elif worker.status != "ready":
             # It may have been frozen before another of the run was ready and made the run elastic.
             self._stop(run, worker, "thaw")
+
+    def _slices_again(self, run: Run, node_id: str) -> None:
+        for worker in run.live_workers:
+            grant = self.state.studies[run.id].grant_of(worker.index)
+            if grant is not None and worker.node == node_id:
+                self._slice(run, grant)
 
     def _exited(self, run: Run, worker: Worker, ending: Exit) -> None:
         self._record(ev.WorkerExited(run=run.id, attempt=worker.attempt, index=worker.index, exit=ending))

@@ -13,12 +13,14 @@ from typing import Protocol
 
 from racimo.act.journal import SNAPSHOT_EVERY_RECORDS, Journal
 from racimo.agent.protocol import Member
-from racimo.control.effects import Announce, Effect, Forget, Start, Stop
+from racimo.control.effects import Announce, Effect, Forget, Slice, Start, Stop
+from racimo.control.orders import slice_order
 from racimo.decide import decide
 from racimo.spec.quantity import parse_duration_s
 from racimo.state import events as ev
 from racimo.state.fold import State, apply, fold
 from racimo.state.nouns import Placement, Reason, Run, Worker, parse_worker_id, worker_id
+from racimo.state.trials import Grant
 
 MAX_ROUNDS = 100
 """Decisions lead to further ones within a tick; more rounds than this is a mistake of ours."""
@@ -43,6 +45,8 @@ class Ledger:
         self.notes: list[str] = list(store.notes)
         self.waits: dict[str, Reason] = {}
         """Why each waiting run waits, as of the newest tick."""
+        self.wants: dict[str, int] = {}
+        """By tune run, how many trials its proposer is to propose."""
         self.next_due_s: float | None = None
         """When to tick even if nothing happens, on the cluster's clock."""
         self.state = self._open()
@@ -64,7 +68,8 @@ class Ledger:
         for _ in range(MAX_ROUNDS):
             decisions = decide(self.state, self._now_s(), self.absent)
             if not decisions.intents:
-                self.waits, self.next_due_s = decisions.waits, decisions.next_due_s
+                self.waits, self.wants = decisions.waits, decisions.wants
+                self.next_due_s = decisions.next_due_s
                 return
             for intent in decisions.intents:
                 self._record(intent)
@@ -127,6 +132,8 @@ class Ledger:
                 self._leave(event)
             case ev.GenerationAnnounced():
                 self._announce(self.state.runs[event.run])
+            case ev.SliceGranted():
+                self._slice(self.state.runs[event.run], event.grant)
             case ev.RunForgotten():
                 for node in self.state.forgotten.get(event.run) or self.state.nodes:
                     self._effect(Forget(node=node, run=event.run))
@@ -172,6 +179,14 @@ class Ledger:
                     reason=generation.reason.text,
                 )
                 self._effect(effect)
+
+    def _slice(self, run: Run, grant: Grant) -> None:
+        """For the worker of the grant; nothing if that has ended or the grant was refused by the fold."""
+        worker = run.workers.get(grant.worker)
+        if worker is not None and worker.live and self.state.studies[run.id].grant_of(grant.worker) == grant:
+            name = worker_id(run.id, run.attempt, worker.index)
+            order = slice_order(self.state.studies[run.id], grant)
+            self._effect(Slice(node=worker.node, worker=name, order=order))
 
     def _startable(self, name: str) -> Worker | None:
         run, attempt, index = parse_worker_id(name)

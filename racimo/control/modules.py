@@ -44,7 +44,7 @@ class ModuleCheck:
         """`RacimoError` module-missing (with host, module, line and cure) or environment-failed, if any node of the
         attempt cannot run the script. One node alone finds that out as its first worker starts, without a question."""
         nodes = sorted({worker.node for worker in run.live_workers})
-        if run.spec.kind != "train" or (len(nodes) < 2 and run.generation is None):
+        if run.spec.kind == "command" or (len(nodes) < 2 and run.generation is None):
             return
         imports = await asyncio.to_thread(self._imports, run.spec)
         if not imports.lines:

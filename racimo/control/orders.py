@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from racimo.agent.protocol import FileEntry, WorkerOrder
+from racimo.agent.protocol import FileEntry, SliceOrder, WorkerOrder
 from racimo.spec.quantity import parse_duration_s
 from racimo.spec.run import RunSpec
 from racimo.state.nouns import Node, Run, Worker, worker_id
+from racimo.state.study import Study
+from racimo.state.trials import Grant
 
 MAX_NAME_CHARS = 40
 INTERPRETER = re.compile(r"(python|pypy)[0-9.]*|(ba|da|z|k)?sh|node|ruby|perl|Rscript|julia")
@@ -25,7 +27,7 @@ def run_name(spec: RunSpec) -> str:
     interpreter with a script (`python slow.py`) the script counts."""
     if spec.name:
         return spec.name
-    asked = PurePosixPath(spec.train_file).stem if spec.train else _command_name(spec.command)
+    asked = _command_name(spec.command) if spec.command else PurePosixPath(spec.train_file).stem
     name = re.sub(r"[^a-z0-9]+", "-", asked.lower()).strip("-")[:MAX_NAME_CHARS].rstrip("-")
     return name or "run"
 
@@ -62,8 +64,8 @@ def worker_order(
         worker=worker_id(run.id, worker.attempt, worker.index),
         kind=spec.kind,
         command=spec.command,
-        train_file=spec.train_file if spec.train else "",
-        train_function=spec.train_function if spec.train else "",
+        train_file=spec.train_file,
+        train_function=spec.train_function,
         args=spec.args,
         config=spec.config,
         files=files,
@@ -85,6 +87,20 @@ def worker_order(
         hang_after_s=parse_duration_s(spec.hang_after),
         checkpoint=spec.checkpoint,
         **_place(run, worker, first, nodes),
+    )
+
+
+def slice_order(study: Study, grant: Grant) -> SliceOrder:
+    """What the worker of a grant is told; the same whenever it is asked for while the slice runs."""
+    trial = study.trials[grant.trial]
+    return SliceOrder(
+        grant=grant,
+        values=trial.values,
+        rounds=trial.rounds,
+        saved=trial.saved,
+        saved_on=trial.saved_on,
+        objectives=tuple(objective.metric for objective in study.objectives),
+        metric_within_s=study.terms.metric_within_s,
     )
 
 

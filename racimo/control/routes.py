@@ -30,6 +30,8 @@ from racimo.control.views import (
     SecretRequest,
     SnapshotRequest,
     SnapshotView,
+    StudyRequest,
+    StudyView,
     SubmitRequest,
 )
 from racimo.spec.errors import RacimoError
@@ -112,6 +114,16 @@ CALLS: tuple[Call, ...] = (
     Call(
         method="GET", path="/v1/runs/{id}/reports", handler=Api.reports, gives=ReportsView,
         query={"after": "the `next` of the answer before"}, summary="What the workers reported.",
+    ),
+    Call(
+        method="GET", path="/v1/runs/{id}/trials", handler=Api.trials, gives=StudyView,
+        query={"after": "the `seq` of the answer before: only what changed since",
+               "wait_s": "answer after so many seconds at the latest (0, at most 60)"},
+        summary="The trials of a tune run.",
+    ),
+    Call(
+        method="POST", path="/v1/runs/{id}/study", handler=Api.change_study, takes=StudyRequest, gives=StudyView,
+        summary="Goes on with a tune run under other terms: more trials, another space, another limit.",
     ),
     Call(method="GET", path="/v1/runs/{id}/why", handler=Api.why, gives=Reason, summary="Why the run is where it is."),
     Call(

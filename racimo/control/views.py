@@ -6,6 +6,8 @@ import msgspec
 
 from racimo.agent.protocol import FileEntry, ProcessUsage, Progress, Report
 from racimo.spec.run import RunSpec
+from racimo.spec.space import Scalar
+from racimo.spec.study import StudySpec
 from racimo.state.nouns import Exit, Failure, Node, Reason
 
 
@@ -74,6 +76,37 @@ class RunView(_View, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...] = ()
     progress: RunProgress | None = None
     output_dir: str = ""
+
+
+class TrialView(_View, frozen=True, kw_only=True):
+    """One trial. `device_s` and `cost` are of slices that have ended."""
+
+    number: int
+    status: str
+    values: dict[str, Scalar]
+    by: str = ""
+    rounds: int = 0
+    step: int = 0
+    metrics: dict[str, float] = {}
+    curve: tuple[tuple[int, float], ...] = ()
+    worker: str = ""
+    device_s: float = 0.0
+    cost: float = 0.0
+    retries: int = 0
+    reason: Reason | None = None
+    failure: Failure | None = None
+
+
+class StudyView(_View, frozen=True, kw_only=True):
+    """A tune run's trials, those that changed since the answer before: ask again with `seq`."""
+
+    seq: int
+    counts: dict[str, int] = {}
+    best: int | None = None
+    num_trials: int = 0
+    device_s: float = 0.0
+    cost: float = 0.0
+    trials: tuple[TrialView, ...] = ()
 
 
 class DownView(_View, frozen=True, kw_only=True):
@@ -169,6 +202,13 @@ class SnapshotView(_View, frozen=True, kw_only=True):
 class SubmitRequest(_View, frozen=True, kw_only=True):
     spec: RunSpec
     request: str
+
+
+class StudyRequest(_View, frozen=True, kw_only=True):
+    """New terms for a tune run. `other_space`: also if its space is another than before."""
+
+    study: StudySpec
+    other_space: bool = False
 
 
 class FitRequest(_View, frozen=True, kw_only=True):

@@ -14,3 +14,5 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True):
     intents: tuple[Intent, ...] = ()
     waits: dict[str, Reason] = {}
     next_due_s: float | None = None
+    wants: dict[str, int] = {}
+    """By tune run, how many trials its proposer is to propose before a free worker can go on."""

@@ -51,8 +51,8 @@ def wind_down(run: Run) -> list[Intent]:
     verdict = _verdict(run)
     if verdict is not None:
         how, reason, workers = verdict
-        return _leaving(run, how, reason, workers)
-    return _pause(run) if run.status == "pausing" and run.hold else []
+        return leaving(run, how, reason, workers)
+    return pause(run) if run.status == "pausing" and run.hold else []
 
 
 def ending(run: Run) -> bool:
@@ -107,20 +107,20 @@ def _lost_state(run: Run, live: list[Worker]) -> tuple[How, Reason, list[Worker]
     return None
 
 
-def _pause(run: Run) -> list[Intent]:
+def pause(run: Run) -> list[Intent]:
     live = run.live_workers
     if not run.elastic:
         devices = sum(len(worker.devices) for worker in live)
         text = f"frozen where it was: it is not elastic, so it keeps its {_count(devices, 'device')} meanwhile"
         reason = Reason(code="frozen", text=text, counts={"devices": devices, "workers": len(live)})
-        return [*_leaving(run, "pause", reason, live), RunPaused(run=run.id, reason=reason)]
+        return [*leaving(run, "pause", reason, live), RunPaused(run=run.id, reason=reason)]
     ready = [worker for worker in live if worker.status == "ready"]
     others = [worker for worker in live if worker.status != "ready"]
     reason = Reason(code="pausing", text=f"{_count(len(ready), 'worker')} to commit, save and leave")
-    return [*_leaving(run, "pause", reason, ready), *_leaving(run, "abort", reason, others)]
+    return [*leaving(run, "pause", reason, ready), *leaving(run, "abort", reason, others)]
 
 
-def _leaving(run: Run, how: How, reason: Reason, workers: list[Worker]) -> list[Intent]:
+def leaving(run: Run, how: How, reason: Reason, workers: list[Worker]) -> list[Intent]:
     indices = tuple(w.index for w in workers if w.live and LEAVING_RANK[w.leaving] < LEAVING_RANK[how])
     if not indices:
         return []

@@ -6,6 +6,7 @@ from racimo.decide.decision import Decisions
 from racimo.decide.drain import Drain, draining
 from racimo.decide.fit import PAIR_FRESH_S, Pool
 from racimo.decide.queue import Queue, in_order
+from racimo.decide.tune.lanes import Lanes
 from racimo.state.events import Intent, RunRequeued, WorkersPlanned
 from racimo.state.fold import State
 from racimo.state.nouns import Node, Run
@@ -31,7 +32,7 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
         elif run.live_workers:
             steering.steer(run)
         elif run.status != "paused":
-            steering.intents.append(end.close(run))
+            steering.intents.append(steering.close(run))
     intents, pool, going = steering.intents, steering.pool, steering.going
     if any(isinstance(intent, RunRequeued) for intent in intents):
         # It keeps its place in the queue, which is looked at once it is back in it.
@@ -48,10 +49,13 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
             if run.id not in planned and run.generation is not None:
                 grown = heal.fill_up(run, pool, heal.target(run), "grows")
                 intents += [grown] if grown is not None else []
+        for lanes in steering.lanes:
+            intents += lanes.grow(pool)
     intents += retain.forget(state)
     due = steering.due + ([away.due_s] if away.due_s is not None else [])
     due += [at_s + PAIR_FRESH_S for at_s in state.unreachable.values() if now_s < at_s + PAIR_FRESH_S]
-    return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None))
+    wants = {lanes.run.id: lanes.wants for lanes in steering.lanes if lanes.wants}
+    return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None), wants=wants)
 
 
 class _Steering:
@@ -61,12 +65,25 @@ class _Steering:
         self.intents: list[Intent] = []
         self.due: list[float] = []
         self.going: list[Run] = []
+        self.lanes: list[Lanes] = []
+        """Of tune runs with workers."""
         self.pool = Pool.free(state, now_s, absent)
         self._state = state
         self._now_s = now_s
         self._draining: dict[str, Node] = draining(state)
 
+    def close(self, run: Run) -> Intent:
+        """For a run whose workers have all ended."""
+        study = self._state.studies.get(run.id)
+        return end.close(run) if study is None else Lanes(run, study, self._now_s).close()
+
     def steer(self, run: Run) -> None:
+        study = self._state.studies.get(run.id)
+        if study is not None:
+            lanes = Lanes(run, study, self._now_s, self._draining)
+            self.intents += lanes.steer()
+            self.lanes.append(lanes)
+            return
         moves = bool(self._draining) and any(worker.node in self._draining for worker in run.live_workers)
         if _steady(run) and not moves:
             return

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from racimo.act.journal import MemoryDisk, MemoryJournal
 from racimo.control.core import Core
-from racimo.control.effects import Announce, Effect, Forget, Start, Stop
+from racimo.control.effects import Announce, Effect, Forget, Slice, Start, Stop
 from racimo.sim.fleet import Fleet
 from racimo.sim.machine import AgentDown, SimMachine
 from racimo.sim.timeline import Timeline
@@ -305,5 +305,8 @@ class SimControl:
             case Stop():
                 stop = effect.message()
                 return lambda: machine.stop(stop)
+            case Slice():
+                given = effect.message()
+                return lambda: machine.run_slice(given)
             case Forget():
                 return lambda: None

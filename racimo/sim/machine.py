@@ -7,10 +7,13 @@ from collections.abc import Callable
 from racimo.agent import protocol
 from racimo.sim.timeline import Timeline
 from racimo.sim.training import SimTraining
+from racimo.sim.trials import SimTrials
 from racimo.sim.worker import SimWorker
+from racimo.spec.study import MAX_PARALLEL
 from racimo.state import events as ev
 from racimo.state.lease import LEASE_S
 from racimo.state.nouns import Exit, Failure, Node
+from racimo.state.trials import Result
 
 FORK_S = 0.015
 HANG_DETECTION_S = 60.0
@@ -39,6 +42,9 @@ class SimMachine:
         self.workers: dict[str, SimWorker] = {}
         self.announced: dict[str, protocol.Announce] = {}
         self.spool: list[tuple[int, protocol.AgentEvent]] = []
+        self.trials = SimTrials(timeline, rng, self._tell_result, self._leave_as_asked)
+        self._results: list[ev.SliceEnded] = []
+        """Written down by workers, and not yet told."""
         self._training_of = training_of
         self._silent_since_s: float | None = None
         self._number = 0
@@ -102,6 +108,12 @@ class SimMachine:
             self.announced[message.run] = message
             self._tell_generation(message)
 
+    def run_slice(self, message: protocol.RunSlice) -> None:
+        self._asked()
+        worker = self.workers.get(message.worker)
+        if worker is not None:
+            self.trials.give(worker, message)
+
     def pull(self, after: int) -> list[tuple[int, protocol.AgentEvent]]:
         self._asked()
         for number, event in self.spool:
@@ -142,6 +154,7 @@ class SimMachine:
             self.tell(worker)
         for message in list(self.announced.values()):
             self._tell_generation(message)
+        self._tell_results()
         self.on_news()
 
     def start_zygote(self) -> None:
@@ -201,7 +214,7 @@ class SimMachine:
         self.on_start(worker)
         self.tell(worker)
         config = worker.order.config
-        if worker.training:
+        if worker.training or worker.tuning:
             self.timeline.after(config["ready_s"] * self.rng.uniform(0.5, 1.5), lambda: self._ready(worker))
         else:
             words = worker.order.command or worker.order.args
@@ -217,7 +230,8 @@ class SimMachine:
             return
         worker.ready = True
         self.tell(worker)
-        self.timeline.after(0.0, self._training_of(worker).look)
+        if worker.training:
+            self.timeline.after(0.0, self._training_of(worker).look)
 
     def _run_on(self, worker: SimWorker) -> None:
         worker.running_since_s = self.timeline.now_s()
@@ -259,6 +273,9 @@ class SimMachine:
 
     def _ask_to_leave(self, worker: SimWorker, how: str) -> None:
         worker.asked = how
+        if worker.tuning:
+            self.trials.asked_to_leave(worker)
+            return
         gone = bool(worker.members) and worker.name not in worker.members
         if how == "pause" and not worker.members:
             self.leave(worker, "paused")
@@ -287,6 +304,7 @@ class SimMachine:
             return
         worker.alive = False
         worker.ending = ending
+        self.trials.ended(worker)
         self.timeline.after(self.rng.uniform(0.001, 0.02), lambda: self.tell(worker))
 
     def report_hang(self, run: str) -> None:
@@ -307,14 +325,28 @@ class SimMachine:
             worker.spooled.add("started")
         said = "holds" if worker.holds else "ready"
         if worker.ready and said not in worker.spooled:
-            numbers = {"micro_shards": int(worker.order.config["micro_shards"])}
+            numbers = {"micro_shards": int(worker.order.config.get("micro_shards", MAX_PARALLEL))}
             known = {"address": f"sim:{worker.pid}", "numerics": "sim", "holds": worker.holds}
             self._spool(ev.WorkerReady(run=run, attempt=attempt, index=index, **known, **numbers))  # type: ignore[arg-type]
             worker.spooled.add(said)
         if worker.ending is not None and "exited" not in worker.spooled:
+            self._tell_results()
             commits = self._training_of(worker).step if worker.training else 0
             self._spool(ev.WorkerExited(run=run, attempt=attempt, index=index, exit=worker.ending, commits=commits))
             worker.spooled.add("exited")
+
+    def _leave_as_asked(self, worker: SimWorker) -> None:
+        self.leave(worker, "paused" if worker.asked == "pause" else "released")
+
+    def _tell_result(self, worker: SimWorker, number: int, result: Result) -> None:
+        """Written down by the worker first: an agent that is dead says it when it is back, before the worker's end."""
+        run, attempt, index = worker.run, worker.attempt, worker.index
+        self._results.append(ev.SliceEnded(run=run, attempt=attempt, index=index, number=number, result=result))
+        self._tell_results()
+
+    def _tell_results(self) -> None:
+        while self.agent_up and self._results:
+            self._spool(self._results.pop(0))
 
     def _spool(self, event: protocol.AgentEvent) -> None:
         # An agent that dies between writing and remembering says things twice.

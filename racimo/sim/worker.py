@@ -35,5 +35,9 @@ class SimWorker:
         return self.order.worker
 
     @property
+    def tuning(self) -> bool:
+        return self.order.kind == "tune"
+
+    @property
     def training(self) -> bool:
         return self.order.kind == "train" and bool(self.order.train_function)

@@ -9,6 +9,7 @@ import msgspec
 
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import CheckpointSpec, RunSpec
+from racimo.spec.study import StudySpec
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -43,6 +44,9 @@ def build_spec(fields: Mapping[str, Any]) -> RunSpec:
     checkpoint = fields.get("checkpoint")
     if isinstance(checkpoint, Mapping):
         _refuse_unknown(checkpoint, CheckpointSpec.__struct_fields__, "checkpoint.")
+    study = fields.get("study")
+    if isinstance(study, Mapping):
+        _refuse_unknown(study, StudySpec.__struct_fields__, "study.")
     try:
         return msgspec.convert(dict(fields), RunSpec)
     except msgspec.ValidationError as error:

@@ -75,6 +75,12 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "rendezvous-failed": ErrorKind(_F, 500),
     "out-of-memory": ErrorKind(_F, 500),
     "crash-loop": ErrorKind(_F, 500),
+    # Tuning.
+    "space-changed": ErrorKind(_U, 409),
+    "metric-invalid": ErrorKind(_F, 500),
+    "metric-missing": ErrorKind(_F, 500),
+    "metric-late": ErrorKind(_F, 500),
+    "proposer-failed": ErrorKind(_F, 500),
     # Training.
     "dataset-too-small": ErrorKind(_F, 500),
     "too-many-workers": ErrorKind(_U, 422),

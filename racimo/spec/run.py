@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from racimo.spec.quantity import WorkerRange, parse_duration_s, parse_size_bytes, parse_worker_range
+from racimo.spec.study import MAX_PARALLEL, StudySpec
 
 Priority = Literal["low", "normal", "high"]
 PRIORITY_ORDER: dict[str, int] = {"high": 0, "normal": 1, "low": 2}
@@ -48,9 +49,10 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One run as asked. Exactly one of `train` and `command` is given.
+    """One run as asked. Exactly one of `train`, `tune` and `command` is given.
 
-    `train` is a script (`train.py`, run as torchrun would run it) or `train.py:function`, called with `config`.
+    `train` is a script (`train.py`, run as torchrun would run it) or `train.py:function`, called with `config`. `tune`
+    is the same function, called once for each trial of `study`; `workers` and `devices` are then one trial's.
     `devices` is `KIND:COUNT` for the run at its most workers, such as `cpu:4`; left out, each worker gets one device.
     `snapshot` is the id of the uploaded files, filled in by the client from `files`.
     `requirements` is the text of the lock file or requirement list that `env` names, filled in by the client.
@@ -58,6 +60,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str = ""
     train: str = ""
+    tune: str = ""
+    study: StudySpec | None = None
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     config: dict[str, Any] = {}
@@ -79,8 +83,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint: CheckpointSpec = CheckpointSpec()
 
     def __post_init__(self) -> None:
-        if bool(self.train) == bool(self.command):
-            raise ValueError("a run is exactly one of train and command")
+        if sum(map(bool, (self.train, self.tune, self.command))) != 1:
+            raise ValueError("a run is exactly one of train, tune and command")
+        if bool(self.tune) != (self.study is not None):
+            raise ValueError("tune and study go together: the function, and what is looked for")
+        if self.tune and not self.train_function:
+            raise ValueError(f"tune is FILE.py:FUNCTION, not {self.tune!r}")
         if self.name and not re.fullmatch(NAME_PATTERN, self.name):
             raise ValueError(f"a name is up to 40 of a-z, 0-9 and inner dashes, not {self.name!r}")
         if not 1 <= self.threads <= MAX_THREADS:
@@ -123,12 +131,19 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"variables cannot hold a NUL character, as {name} does")
 
     @property
-    def kind(self) -> Literal["train", "command"]:
-        return "train" if self.train else "command"
+    def kind(self) -> Literal["train", "tune", "command"]:
+        return "train" if self.train else "tune" if self.tune else "command"
 
     @property
     def worker_range(self) -> WorkerRange:
         return parse_worker_range(self.workers)
+
+    @property
+    def size_range(self) -> WorkerRange:
+        """How many workers the run as a whole may have: of a tune run as many as there may be trials at a time."""
+        if self.study is None:
+            return self.worker_range
+        return WorkerRange(1, min(self.study.parallel or MAX_PARALLEL, self.study.trials))
 
     @property
     def device_demand(self) -> tuple[str, int]:
@@ -149,13 +164,18 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return parse_size_bytes(self.memory) if self.memory else None
 
     @property
+    def _code(self) -> str:
+        return self.train or self.tune
+
+    @property
     def train_file(self) -> str:
-        return self.train.rpartition(":")[0] if self.train_function else self.train
+        """The file of the function or script; "" for a command."""
+        return self._code.rpartition(":")[0] if self.train_function else self._code
 
     @property
     def train_function(self) -> str:
         """The function's name in `FILE:FUNCTION`, or "" for a script."""
-        head, _, tail = self.train.rpartition(":")
+        head, _, tail = self._code.rpartition(":")
         return tail if head and tail.isidentifier() else ""
 
 

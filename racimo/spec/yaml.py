@@ -18,8 +18,23 @@ from racimo.spec.run import RunSpec
 MAX_SPEC_BYTES = 1_000_000
 
 _TEXT_FIELDS = frozenset(
-    {"name", "train", "devices", "memory", "priority", "files", "env", "hang_after", "stop_grace", "to", "every"}
+    {
+        "name",
+        "train",
+        "tune",
+        "devices",
+        "memory",
+        "priority",
+        "files",
+        "env",
+        "hang_after",
+        "stop_grace",
+        "to",
+        "every",
+    }
 )
+KINDS = ("train", "tune", "command")
+"""What a run is; a flag for one replaces another in the file."""
 _TEXT_LISTS = frozenset({"command", "args", "secrets"})
 
 
@@ -71,9 +86,11 @@ def merge_fields(fields: dict[str, Any], overrides: dict[str, Any]) -> dict[str,
     for name, value in overrides.items():
         old = merged.get(name)
         merged[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    for one, other in (("train", "command"), ("command", "train")):
-        if one in overrides and other not in overrides:
-            merged.pop(other, None)
+    for one in KINDS:
+        if one in overrides:
+            for other in KINDS:
+                if other not in overrides:
+                    merged.pop(other, None)
     return merged
 
 
@@ -119,8 +136,8 @@ class _Reader:
         return fields
 
     def value(self, name: str, node: yaml.Node, prefix: str) -> Any:
-        if name == "checkpoint" and not prefix and isinstance(node, yaml.MappingNode):
-            return self.mapping(node, "checkpoint.")
+        if name in ("checkpoint", "study") and not prefix and isinstance(node, yaml.MappingNode):
+            return self.mapping(node, f"{name}.")
         if name in _TEXT_FIELDS and isinstance(node, yaml.ScalarNode):
             return node.value
         if name in _TEXT_LISTS and isinstance(node, yaml.SequenceNode):

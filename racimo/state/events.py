@@ -10,7 +10,9 @@ from typing import Literal
 import msgspec
 
 from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
 from racimo.state.nouns import Exit, Failure, Node, Placement, Reason
+from racimo.state.trials import Grant, Proposal, Result
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
@@ -138,7 +140,53 @@ class WorkerHung(_Event, frozen=True, kw_only=True):
     failure: Failure
 
 
+class SliceEnded(_Event, frozen=True, kw_only=True):
+    """A slice of a trial is over: `number` is its grant's. Said once by the agent of its worker, whatever becomes of
+    that worker afterwards."""
+
+    run: str
+    attempt: int
+    index: int
+    number: int
+    result: Result
+
+
+class TrialsProposed(_Event, frozen=True, kw_only=True):
+    """New trials, numbered on from the ones that there are. `first`: the number of the first, so that the same
+    proposals told twice are trials once. `exhausted`: the proposer has no further point."""
+
+    run: str
+    first: int
+    proposals: tuple[Proposal, ...]
+    exhausted: bool = False
+
+
+class StudyChanged(_Event, frozen=True, kw_only=True):
+    """A person changed what the study looks for, or how long: it goes on under the new terms from here on."""
+
+    run: str
+    study: StudySpec
+
+
 # Intents
+
+
+class SliceGranted(_Event, frozen=True, kw_only=True):
+    """A worker of the present attempt runs a trial for a while."""
+
+    run: str
+    attempt: int
+    grant: Grant
+    reason: Reason
+
+
+class TrialEnded(_Event, frozen=True, kw_only=True):
+    """A trial that runs no slice is given up, or has had all its rounds."""
+
+    run: str
+    trial: int
+    status: Literal["finished", "stopped", "failed"]
+    reason: Reason
 
 
 class NodeLost(_Event, frozen=True, kw_only=True):
@@ -241,6 +289,9 @@ Fact = (
     | WorkerReady
     | WorkerExited
     | WorkerHung
+    | SliceEnded
+    | TrialsProposed
+    | StudyChanged
 )
 Intent = (
     NodeLost
@@ -253,6 +304,9 @@ Intent = (
     | RunPaused
     | RunEnded
     | RunForgotten
+    | TrialsProposed
+    | SliceGranted
+    | TrialEnded
 )
 Event = Fact | Intent
 

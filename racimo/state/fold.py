@@ -11,9 +11,10 @@ from typing import Any, Literal, assert_never
 from msgspec.structs import replace
 
 from racimo.state import events as ev
-from racimo.state import fold_nodes
+from racimo.state import fold_nodes, fold_studies
 from racimo.state.nouns import Exit, Failure, Generation, Placement, Reason, Run, Worker, worker_id
 from racimo.state.state import State
+from racimo.state.study import Study
 
 __all__ = ["LEAVING_RANK", "State", "apply", "fold"]
 
@@ -67,6 +68,8 @@ def apply(state: State, record: ev.Record) -> None:
             _unreachable(state, event, record.at_s)
         case ev.WorkersLost():
             _lose(state, event, record.at_s)
+        case ev.TrialsProposed() | ev.StudyChanged() | ev.SliceGranted() | ev.SliceEnded() | ev.TrialEnded():
+            fold_studies.apply(state, event, record.at_s)
         case ev.WorkerStarted() | ev.WorkerReady() | ev.WorkerExited() | ev.WorkerHung():
             _worker_event(state, event, record.at_s)
         case _:
@@ -78,7 +81,7 @@ def apply(state: State, record: ev.Record) -> None:
 def _submit(state: State, event: ev.RunSubmitted, at_s: float) -> None:
     if event.run in state.runs:
         return
-    workers = event.spec.worker_range
+    workers = event.spec.size_range
     state.num_submitted += 1
     state.runs[event.run] = Run(
         id=event.run,
@@ -91,6 +94,8 @@ def _submit(state: State, event: ev.RunSubmitted, at_s: float) -> None:
         most=workers.most,
     )
     state.open_runs[event.run] = None
+    if event.spec.study is not None:
+        state.studies[event.run] = Study(event.spec.study)
     if event.request:
         state.requests[event.request] = event.run
 
@@ -100,6 +105,7 @@ def _forget(state: State, run_id: str) -> None:
     if run is None or not run.ended or run.live_workers:
         return
     del state.runs[run_id]
+    state.studies.pop(run_id, None)
     state.requests = {request: run for request, run in state.requests.items() if run != run_id}
     kept = list(state.forgotten.items())[1 - MAX_FORGOTTEN_KEPT :]
     state.forgotten = {**dict(kept), run_id: run.nodes}
@@ -160,6 +166,7 @@ def _end(state: State, run: Run, worker: Worker, ending: Exit, at_s: float, chan
         changes["cost"] = run.cost + device_s / SECONDS_PER_HOUR * node.price_per_device_hour
         changes["priced_device_s"] = run.priced_device_s + device_s
     state.runs[run.id] = _with_worker(run, ended, **changes)
+    fold_studies.lose(state, run, worker, at_s)
     state.release(run.id, worker)
     fold_nodes.settle_drain(state, worker.node)
 

@@ -5,6 +5,7 @@ from bisect import insort
 import msgspec
 
 from racimo.state.nouns import Node, Run, Worker, worker_id
+from racimo.state.study import Kept, Study
 
 SNAPSHOT_VERSION = 1
 
@@ -24,6 +25,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A list where only names were kept."""
     stuck: dict[str, str] = {}
     unreachable: list[tuple[str, str, float]] = []
+    studies: dict[str, Kept] = {}
 
 
 class State:
@@ -31,7 +33,7 @@ class State:
 
     `nodes`, `runs`, `requests` (idempotency key to run), `forgotten` (dropped runs and their nodes), `stuck` (silent
     node to the worker elsewhere that waits for one on it) and `unreachable` (pairs of nodes that answer but do not
-    reach each other, and when that was last seen) are kept in snapshots.
+    reach each other, and when that was last seen) are kept in snapshots, `studies` (the trials of tune runs) in part.
 
     The rest follows from them: `open_runs` (not ended, in order of submission), `leases` (device to worker id),
     `on_node` (node to the ids of its live workers), `capacity` and `free` (node and kind to device indices; `free` only
@@ -48,6 +50,7 @@ class State:
         self.forgotten: dict[str, tuple[str, ...]] = {}
         self.stuck: dict[str, str] = {}
         self.unreachable: dict[Pair, float] = {}
+        self.studies: dict[str, Study] = {}
         self.open_runs: dict[str, None] = {}
         self.leases: dict[tuple[str, int], str] = {}
         self.on_node: dict[str, dict[str, None]] = {}
@@ -139,6 +142,7 @@ class State:
                 forgotten=self.forgotten,
                 stuck=self.stuck,
                 unreachable=[(*pair, at_s) for pair, at_s in self.unreachable.items()],
+                studies={run: study.keep() for run, study in self.studies.items()},
             )
         )
 
@@ -155,6 +159,7 @@ class State:
         state.forgotten = known if isinstance(known, dict) else dict.fromkeys(known, ())
         state.stuck = snapshot.stuck
         state.unreachable = {(one, other): at_s for one, other, at_s in snapshot.unreachable}
+        state.studies = {run: Study.restored(kept) for run, kept in snapshot.studies.items()}
         for node in snapshot.nodes:
             state.put_node(node)
         for run in snapshot.runs:

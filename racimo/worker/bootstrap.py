@@ -26,7 +26,7 @@ from racimo.agent.launch import Launch
 from racimo.agent.processes import set_child_subreaper
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import Exit, Failure
-from racimo.worker.context import WorkerLeaving
+from racimo.worker.context import WorkerLeaving, load_context
 from racimo.worker.preflight import check_script
 from racimo.worker.user_errors import failure_from
 
@@ -135,8 +135,10 @@ def _execute(launch: Launch) -> None:
     if failure is not None:
         fields = {name: getattr(failure, name) for name in ("code", "message", "hint")}
         raise _Unfit(Failure(**fields, rank=launch.rank, worker=launch.worker))
-    if launch.train_function:
-        _call_function(path, launch.train_function, launch.config)
+    if launch.kind == "tune":
+        _serve_trials(_function(path, launch.train_function), launch)
+    elif launch.train_function:
+        _call(_function(path, launch.train_function), launch.config)
     else:
         _run_as_main(path)
 
@@ -151,8 +153,16 @@ def _run_as_main(path: Path) -> None:
     exec(code, module.__dict__)
 
 
-def _call_function(path: Path, name: str, config: dict[str, Any]) -> None:
-    """Imports the file as a module and calls its function, with `config` unless it takes no argument."""
+def _serve_trials(function: Any, launch: Launch) -> None:
+    from racimo.worker.tune.lane import serve  # with torch, which commands do without
+
+    context = load_context()
+    assert context is not None
+    serve(lambda config: _call(function, config), launch, context)
+
+
+def _function(path: Path, name: str) -> Any:
+    """Imports the file as a module; its function of that name."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -163,10 +173,12 @@ def _call_function(path: Path, name: str, config: dict[str, Any]) -> None:
         found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         message = f"{path.name} has no function {name}; it has {', '.join(found) or 'none'}"
         raise RacimoError("function-missing", message)
-    if _takes_nothing(function):
-        function()
-    else:
-        function(config)
+    return function
+
+
+def _call(function: Any, config: dict[str, Any]) -> Any:
+    """With `config`, unless it takes no argument."""
+    return function() if _takes_nothing(function) else function(config)
 
 
 def _takes_nothing(function: Any) -> bool:

@@ -26,6 +26,8 @@ from racimo.agent.protocol import (
     Reachable,
     Ready,
     Report,
+    RunSlice,
+    SliceDone,
     WorkerContext,
     WorkerHello,
     WorkerMessage,
@@ -40,6 +42,9 @@ MAX_OUTBOX = 10_000
 RESENT_REPORTS = 256
 FLUSH_S = 2.0
 _READ_BYTES = 64 * 1024
+
+Told = Report | CheckpointSaved | SliceDone
+"""What is said once, in order, and again where an agent may not have written it down."""
 
 _decode = msgspec.msgpack.Decoder(MessageToWorker).decode
 
@@ -68,7 +73,7 @@ class Link(Protocol):
 
     def progress(self, message: Progress) -> None: ...
 
-    def tell(self, message: Report | CheckpointSaved) -> None: ...
+    def tell(self, message: Told) -> None: ...
 
     def close(self) -> None: ...
 
@@ -83,6 +88,8 @@ class AgentLink:
         self.expects_address = context.reachable
         self._hello = WorkerHello(worker=context.worker, pid=os.getpid())
         self._path = context.agent_socket
+        self.slice: RunSlice | None = None
+        """The newest slice that this worker of a tune run was given."""
         self._newest: NewGeneration | None = None
         self._reachable: Reachable | None = None
         self._on_reachable: Callable[[Reachable], None] | None = None
@@ -90,8 +97,8 @@ class AgentLink:
         self._ready: Ready | None = None
         self._progress: Progress | None = None
         self._last_progress: Progress | None = None
-        self._outbox: deque[Report | CheckpointSaved] = deque(maxlen=MAX_OUTBOX)
-        self._sent: deque[Report | CheckpointSaved] = deque(maxlen=RESENT_REPORTS)
+        self._outbox: deque[Told] = deque(maxlen=MAX_OUTBOX)
+        self._sent: deque[Told] = deque(maxlen=RESENT_REPORTS)
         self._progress_at_s = 0.0
         self._hurry = False
         self._stop = threading.Event()
@@ -126,7 +133,7 @@ class AgentLink:
         if waking:
             self._go()
 
-    def tell(self, message: Report | CheckpointSaved) -> None:
+    def tell(self, message: Told) -> None:
         with self._lock:
             self._outbox.append(message)
         self._go()
@@ -230,6 +237,8 @@ class AgentLink:
                 act(message)
         elif isinstance(message, PleaseLeave):
             self.leave_requested = True
+        elif isinstance(message, RunSlice):
+            self.slice = message
         os.eventfd_write(self.wake_fd, 1)
 
 
@@ -258,7 +267,7 @@ class NoLink:
     def progress(self, message: Progress) -> None:
         pass
 
-    def tell(self, message: Report | CheckpointSaved) -> None:
+    def tell(self, message: Told) -> None:
         pass
 
     def close(self) -> None:

@@ -338,6 +338,11 @@ class Crew(Position):
         self._saver.start()
         return outcome
 
+    def save_here(self) -> bool:
+        """Saves the state after the last commit now, alone; False if this run keeps no checkpoints."""
+        self._saver.save_last(self.step, self.identity, self.trained)
+        return self._saver.shelf is not None
+
     @property
     def _saved_here(self) -> bool:
         """The state at this boundary goes into a checkpoint. Agreed with the step before, so all know."""

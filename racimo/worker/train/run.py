@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,11 +27,18 @@ from racimo.worker.train.state import Stateful, Trained, hash_state
 from racimo.worker.train.steps import Step, misused, steps
 from racimo.worker.train.telemetry import Telemetry
 from racimo.worker.train.tree import default_micro_shards
+from racimo.worker.tune.numbers import numbers
+from racimo.worker.tune.rounds import Rounds
+
+if TYPE_CHECKING:
+    from racimo.worker.tune.trial import Trial
 
 CHECK_EVERY_STEPS = 50
 MOST_MICRO_SHARDS = 1024
 """Beyond this the descriptions of micro-shards no longer fit into one packet between peers."""
 LOCAL_RUN = "local"
+TRIAL_STATE = "racimo.trial"
+"""Among the state of a trial's loop: what it has reported."""
 
 _current: "Run | None" = None
 
@@ -44,22 +52,38 @@ def current_run() -> "Run":
     return _current
 
 
-class Run:
-    """What user code sees of its run."""
+def begin_trial(context: WorkerContext, link: Link, trial: "Trial", folder: Path) -> "Run":
+    """From here on `current_run()` is this trial, until it ends."""
+    global _current
+    _current = Run(context, link, trial, folder)
+    return _current
 
-    def __init__(self, context: WorkerContext | None) -> None:
+
+class Run:
+    """What user code sees of its run, or of its trial in a tune run."""
+
+    def __init__(
+        self,
+        context: WorkerContext | None,
+        link: Link | None = None,
+        trial: "Trial | None" = None,
+        folder: Path | None = None,
+    ) -> None:
         self._context = context
+        self._trial = trial
         self.id = context.run if context else LOCAL_RUN
         self.attempt = context.attempt if context else 1
         self._seat = (context.rank, context.world_size) if context else (0, 1)
-        self.output_dir = Path(context.output_dir if context else os.environ.get("RACIMO_OUTPUT_DIR", "."))
+        self.output_dir = folder or Path(context.output_dir if context else os.environ.get("RACIMO_OUTPUT_DIR", "."))
         self.seed = context.seed if context else 0
-        self._link: Link = AgentLink(context) if context else NoLink(_alone(worker_id(LOCAL_RUN, 1, 0)))
+        self._link: Link = link or (AgentLink(context) if context else NoLink(alone()))
         self._crew: Crew | None = None
         self._loops = 0
         self._running = False
         self._closed = False
         self._step = 0
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         torch.manual_seed(self.seed)
         seeds.seed_all(self.seed)
 
@@ -116,7 +140,8 @@ class Run:
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
         refuse_what_cannot_be_kept(model, optimizers, state or {}, coherence == "exact")
         micro_shards = self._micro_shards(batches)
-        trained = Trained(model, optimizers, dict(state or {}))
+        extra = dict(state or {}) | ({TRIAL_STATE: self._trial} if self._trial is not None else {})
+        trained = Trained(model, optimizers, extra)
         plan = Plan(
             batches=batches,
             until=until,
@@ -131,19 +156,25 @@ class Run:
         self._running = True
         self._loops += 1
         context = self._context
-        worker = context.worker if context else worker_id(LOCAL_RUN, 1, 0)
+        meets = context if self._trial is None else None
+        """Where it meets others; a trial of one worker trains alone."""
+        worker = meets.worker if meets else worker_id(LOCAL_RUN, 1, 0)
+        teller = context.worker if context else worker
         shelf = Shelf(plan.place.root, self.attempt if context else 0) if plan.place.spec is not None else None
         crew = Crew(
             worker=worker,
             link=self._link,
-            listener_path=_listener_path(context) if context else None,
-            node=context.node if context else "",
+            listener_path=_listener_path(meets) if meets else None,
+            node=meets.node if meets else "",
             trained=trained,
             plan=plan,
-            telemetry=Telemetry(worker, self._link, context.directory if context else "", plan.until),
+            telemetry=Telemetry(teller, self._link, context.directory if context else "", plan.until),
             saver=Saver(plan.place.spec, shelf, self.id, self._link),
         )
         self._crew = crew
+        if self._trial is not None:
+            self._trial.take_up(None)
+            self._trial.save = crew.save_here
         try:
             yield from steps(crew)
         except WorkerLeaving:
@@ -157,10 +188,48 @@ class Run:
 
     def report(self, step: int | None = None, **values: float) -> None:
         """Records numbers under their names at the present step (or the given one). Any worker may call it, or none:
-        the first value of each step and name counts. Never waits."""
-        if step is None:
-            step = self._crew.step if self._crew is not None else self._step
-        self._link.tell(Report(step=step, values={name: float(value) for name, value in values.items()}))
+        the first value of each step and name counts. Never waits, except in a trial at the end of its slice, where
+        the trial may also be left: then it does not return.
+
+        `RacimoError` `metric-invalid` for a value that is no number."""
+        told = numbers(values)
+        if step is None and self._crew is not None:
+            step = self._crew.step
+        if self._trial is not None:
+            self._trial.report(step, told)
+        else:
+            self._link.tell(Report(step=self._step if step is None else step, values=told))
+
+    def rounds(self, until: int, state: dict[str, Any] | None = None) -> Iterator[int]:
+        """A loop of whole rounds, from 1 to `until`, for what is no `run.steps` loop: it goes on where it was.
+
+        After each round `state`, a dict that the loop changes as it likes, is what the run goes on from: values with
+        `state_dict` and `load_state_dict` by these, all others pickled.
+
+        ```python
+        state = {"model": SGDClassifier(alpha=config["alpha"])}
+        for _ in run.rounds(30, state):
+            state["model"].partial_fit(X, y, classes)
+            run.report(accuracy=state["model"].score(V, w))
+        ```
+        """
+        rounds = Rounds(self.output_dir, until, {} if state is None else state)
+        beside = rounds.restore()
+        if self._trial is not None:
+            self._trial.take_up(beside)
+            self._trial.save = lambda: rounds.save_within(self._told)
+        for number in rounds.numbers:
+            self._step = number
+            yield number
+            rounds.end_round(self._told)
+            if self._link.pause_requested or self._link.leave_requested:
+                rounds.save(self._told)
+                raise WorkerLeaving("paused" if self._link.pause_requested else "released")
+
+    @property
+    def _told(self) -> dict[str, Any] | None:
+        """What the trial has reported, to be saved beside the state of its loop."""
+        return self._trial.state_dict() if self._trial is not None else None
 
     def state_hash(
         self,
@@ -176,6 +245,12 @@ class Run:
         if not self._closed:
             self._closed = True
             self._link.close()
+
+    def end_trial(self) -> None:
+        """The trial is over: whoever still holds this run cannot report any more."""
+        global _current
+        if _current is self:
+            _current = None
 
     def _micro_shards(self, batches: Batches) -> int:
         most = self._context.most if self._context else 1
@@ -210,8 +285,10 @@ class Run:
         return Place(spec, root, resume_from)
 
 
-def _alone(worker: str) -> NewGeneration:
-    return NewGeneration(attempt=1, number=1, members=(Member(worker=worker, address=""),), reason="not in a cluster")
+def alone() -> NewGeneration:
+    """One member, outside a cluster or in a trial."""
+    member = Member(worker=worker_id(LOCAL_RUN, 1, 0), address="")
+    return NewGeneration(attempt=1, number=1, members=(member,), reason="alone")
 
 
 def _listener_path(context: WorkerContext) -> Path:

@@ -1,0 +1,88 @@
+"""The `study` of a tune run as flags."""
+
+import argparse
+import json
+from typing import Any
+
+from racimo.cli.parser import count
+from racimo.cli.usage import UsageError
+
+_PLAIN = (
+    "trials",
+    "parallel",
+    "time",
+    "budget",
+    "proposer",
+    "scheduler",
+    "first_round",
+    "eta",
+    "rounds",
+    "metric_within",
+)
+_COUNTS = frozenset({"trials", "parallel", "first_round", "eta", "rounds"})
+
+
+def add_study_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is looked for").add_argument
+    add(
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="what trials report: loss, or 'max accuracy'; several: a front",
+    )
+    add("--space", action="append", metavar="NAME=RANGE",
+        help="0.1..0.9, 'log 1e-5..1e-1', 1..8, '32..256 step 32' or [sgd,adam]")  # fmt: skip
+    add("--constraint", action="append", metavar="CONDITION", help="over parameters: 'width * layers <= 2048'")
+    add("--limit", action="append", metavar="CONDITION", help="over metrics: 'latency_ms <= 50'")
+    add("--default", action="append", metavar="NAME=VALUE", help="tried first")
+    add("--trials", type=count, metavar="COUNT", help="at most so many (100)")
+    add("--parallel", type=count, metavar="COUNT", help="so many at a time (as many as there are devices for)")
+    add("--time", metavar="DURATION", help="ends after: 2h")
+    add("--budget", metavar="MONEY", help="ends before it would cost more: $20")
+    add(
+        "--proposer", metavar="NAME", help="tpe, random, grid, quasi-random, gp, cma-es, nsga-ii or FILE.py:CLASS (tpe)"
+    )
+    add("--scheduler", metavar="NAME", help="asha, freeze-thaw, population, median or none (asha)")
+    add("--rounds", type=count, metavar="COUNT", help="reports after which a trial is complete")
+    add("--first-round", type=count, metavar="COUNT", help="reports after which trials are first compared (1)")
+    add("--eta", type=count, metavar="COUNT", help="one of so many goes on (3)")
+    add("--metric-within", metavar="DURATION", help="a trial that reports nothing for so long has failed (10m)")
+
+
+def study_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
+    """The fields that were given; raises `UsageError` for what cannot be meant."""
+    given = vars(args)
+    study: dict[str, Any] = {name: given[name] for name in _PLAIN if given.get(name) is not None}
+    if given["metric"]:
+        study["metric"] = given["metric"][0] if len(given["metric"]) == 1 else given["metric"]
+    if given["space"]:
+        study["space"] = dict(_parameter(word, prog) for word in given["space"])
+    if given["default"]:
+        pairs = (_pair(word, prog, "--default") for word in given["default"])
+        study["defaults"] = {name: _scalar(value) for name, value in pairs}
+    for flag, field in (("constraint", "constraints"), ("limit", "limits")):
+        if given[flag]:
+            study[field] = given[flag]
+    return study
+
+
+def _parameter(word: str, prog: str) -> tuple[str, Any]:
+    name, value = _pair(word, prog, "--space")
+    if value.startswith("[") and value.endswith("]"):
+        return name, [_scalar(item.strip()) for item in value[1:-1].split(",")]
+    return name, value
+
+
+def _pair(word: str, prog: str, option: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{prog}: {option} takes NAME=VALUE, not {word!r}")
+    return name, value
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | str) or value is None else text

@@ -1,0 +1,239 @@
+"""The workers of a tune run: how many it needs, and what each of them does next.
+
+Every worker runs one trial at a time, slice by slice, and none needs another: workers come, go and die one by one, and
+the run goes on as long as its study has something to do.
+"""
+
+from collections.abc import Collection
+from typing import Literal
+
+from racimo.decide import end, exits, heal
+from racimo.decide.fit import Pool
+from racimo.decide.tune.draw import propose
+from racimo.decide.tune.schedule import Begin, End, Go, Scheduler, scheduler_of
+from racimo.state.events import (
+    Intent,
+    RunEnded,
+    RunPaused,
+    RunRequeued,
+    SliceGranted,
+    TrialEnded,
+    WorkersPlanned,
+)
+from racimo.state.nouns import Failure, Reason, Run, Worker
+from racimo.state.study import Study
+from racimo.state.trials import Grant, Trial
+
+MOST_FAILED_IN_A_ROW = 5
+"""Trials; where so many failed and none ever told its metric, the function is at fault and the study ends."""
+
+Verdict = tuple[Literal["succeeded", "failed"], Reason, Failure | None]
+
+
+class Lanes:
+    """One tune run's next moves, from its study as it is."""
+
+    def __init__(self, run: Run, study: Study, now_s: float, draining: Collection[str] = ()) -> None:
+        self.run, self.study = run, study
+        self.wants = 0
+        """Trials that are to be proposed by a process that learns, before a free worker can go on."""
+        self._now_s = now_s
+        self._draining = draining
+        self._scheduler: Scheduler = scheduler_of(study)
+
+    def steer(self) -> list[Intent]:
+        """For a run with workers: what ends, what is halted, what is granted."""
+        ending = self._wind_down()
+        if ending:
+            return ending
+        if self.run.status != "running":
+            return []
+        return self._leave_nodes() or self._serve() or self._send_home()
+
+    def grow(self, pool: Pool) -> list[WorkersPlanned]:
+        """More workers on free devices, if they would have something to do."""
+        if self.run.status != "running" or self._verdict() is not None:
+            return []
+        at_s = heal.may_grow_at_s(self.run) if self.run.elastic else 0.0
+        if at_s is None or at_s > self._now_s:
+            return []
+        planned = heal.fill_up(self.run, pool, self.num_useful, "grows")
+        return [planned] if planned is not None else []
+
+    @property
+    def num_useful(self) -> int:
+        """Workers that would have something to do, up to what the run may have."""
+        study = self.study
+        more = len(study.waiting) + study.num_to_propose
+        if not more:
+            more = self._scheduler.otherwise(study, ()) is not None
+        return min(self.run.most, len(study.running) + more)
+
+    def close(self) -> Intent:
+        """What becomes of the run once it has no workers."""
+        run = self.run
+        if run.status == "stopping":
+            reason = Reason(code="stopped", text="stopped on request; " + self._so_far())
+            return RunEnded(run=run.id, status="stopped", reason=reason)
+        verdict = self._verdict()
+        if verdict is not None:
+            status, reason, failure = verdict
+            return RunEnded(run=run.id, status=status, reason=reason, failure=failure)
+        if run.hold:
+            return RunPaused(
+                run=run.id, reason=Reason(code="paused", text="paused: its trials are saved; " + self._so_far())
+            )
+        return RunRequeued(
+            run=run.id, reason=Reason(code="resumed", text="goes on with its trials where they were saved")
+        )
+
+    # Within
+
+    def _wind_down(self) -> list[Intent]:
+        run = self.run
+        if run.status == "stopping":
+            reason = Reason(code="stopping", text="stop was asked for: its trials are left")
+            return [*end.leaving(run, "stop", reason, run.live_workers)]
+        verdict = self._verdict()
+        if verdict is not None:
+            return [*end.leaving(run, "release", verdict[1], run.live_workers)]
+        if run.status == "pausing":
+            return [*end.pause(run)]
+        return []
+
+    def _verdict(self) -> Verdict | None:
+        """How the study ended, if it has."""
+        study = self.study
+        failed = self._hopeless()
+        if failed is not None:
+            text = f"{failed.message}; no trial has told {study.objectives[0].metric} yet"
+            return "failed", Reason(code=failed.code, text=text), failed
+        if study.running or study.waiting or study.num_to_propose:
+            return None
+        if self._scheduler.otherwise(study, ()) is not None:
+            return None
+        text = self._so_far() + ("; the space has no further point" if study.exhausted else "")
+        counts: dict[str, int | float] = {str(status): count for status, count in study.counts.items()}
+        return "succeeded", Reason(code="study-complete", text=text, counts=counts), None
+
+    def _hopeless(self) -> Failure | None:
+        """The first failure, where nothing but failures came: of workers that never came to a trial, or of trials."""
+        study, run = self.study, self.run
+        if study.ranking:
+            return None
+        if study.failed_in_a_row >= min(MOST_FAILED_IN_A_ROW, study.terms.trials):
+            return next(trial.failure for trial in study.trials if trial.failure is not None)
+        never_ready = [worker for worker in exits.culprits(run) if not worker.ready_at_s]
+        if never_ready and not any(worker.ready_at_s for worker in run.workers.values()):
+            return exits.failure_of(run, never_ready[0], len(never_ready) - 1)
+        return None
+
+    def _serve(self) -> list[Intent]:
+        """A slice for each worker that is free."""
+        free = [
+            worker for worker in self.run.live_workers
+            if worker.status == "ready" and not worker.leaving and worker.index not in self.study.running
+        ]  # fmt: skip
+        intents: list[Intent] = []
+        taken: set[int] = set()
+        while free:
+            move = self._move(taken)
+            if move is None:
+                break
+            if isinstance(move, Begin):
+                drawn = propose(self.study, self.run.id, self.run.spec.seed, len(free))
+                if drawn is not None:
+                    return [*intents, drawn]  # granted in the next round
+                self.wants = min(len(free), self.study.num_to_propose)
+                move = self._scheduler.otherwise(self.study, taken)
+                if move is None:
+                    break
+            taken.add(move.trial)
+            if isinstance(move, End):
+                intents.append(TrialEnded(run=self.run.id, trial=move.trial, status="stopped", reason=move.reason))
+            else:
+                intents.append(self._grant(self._nearest(free, self.study.trials[move.trial]), move, len(taken)))
+        return intents
+
+    def _nearest(self, free: list[Worker], trial: Trial) -> Worker:
+        """Takes a free worker: the one that had the trial last, which has it at hand still; else one of the node where
+        its state lies."""
+        last = trial.grant.worker if trial.grant is not None else None
+        worker = min(free, key=lambda one: (one.index != last, one.node != trial.saved_on, one.index))
+        free.remove(worker)
+        return worker
+
+    def _move(self, taken: set[int]) -> Go | End | Begin | None:
+        """Trials that were interrupted go first, to where they were to go; then what the scheduler finds best; of new
+        ones those that are there already."""
+        study = self.study
+        interrupted = next((n for n in study.waiting if n not in taken and study.trials[n].grant is not None), None)
+        if interrupted is not None:
+            trial = study.trials[interrupted]
+            return Go(trial=trial.number, until=_until(trial), reason=_again(trial))
+        move = self._scheduler.next(study, taken)
+        if not isinstance(move, Begin):
+            return move
+        fresh = next((n for n in study.waiting if n not in taken), None)
+        if fresh is not None:
+            return Go(trial=fresh, until=move.until, reason=move.reason)
+        return move if study.num_to_propose else self._scheduler.otherwise(study, taken)
+
+    def _grant(self, worker: Worker, move: Go, position: int) -> SliceGranted:
+        trial = self.study.trials[move.trial]
+        grant = Grant(
+            number=self.study.num_slices + position,
+            trial=move.trial,
+            worker=worker.index,
+            until=move.until,
+            state_of=trial.parent if not trial.saved else None,
+        )
+        return SliceGranted(run=self.run.id, attempt=self.run.attempt, grant=grant, reason=move.reason)
+
+    def _leave_nodes(self) -> list[Intent]:
+        """Whoever is on a node that is being drained saves its trial and leaves."""
+        there = [worker for worker in self.run.live_workers if worker.node in self._draining and not worker.leaving]
+        if not there:
+            return []
+        text = f"{there[0].node} is being drained: its trials are saved and go on elsewhere"
+        return [*end.leaving(self.run, "release", Reason(code="moves", text=text), there)]
+
+    def _send_home(self) -> list[Intent]:
+        """Workers that have nothing to do, and will not soon, give their devices back; of too many the newest."""
+        run, study = self.run, self.study
+        staying = [worker for worker in run.live_workers if not worker.leaving]
+        idle = [worker for worker in staying if worker.index not in study.running]
+        num_extra = len(staying) - max(self.num_useful, 1)
+        extra = sorted(idle, key=lambda worker: worker.index)[len(idle) - num_extra :] if num_extra > 0 else []
+        if extra:
+            text = f"{len(extra)} of {len(staying)} workers have nothing left to do"
+            return [*end.leaving(run, "release", Reason(code="idle", text=text), extra)]
+        return self._shrink(staying)
+
+    def _shrink(self, staying: list[Worker]) -> list[Intent]:
+        """To what `scale` allows: the newest save their trials and leave."""
+        extra = sorted(staying, key=lambda worker: worker.index)[self.run.most :]
+        if not extra:
+            return []
+        text = f"from {len(staying)} to {self.run.most} workers, as asked: the newest save their trials and leave"
+        return [*end.leaving(self.run, "release", Reason(code="scaled-down", text=text), extra)]
+
+    def _so_far(self) -> str:
+        study = self.study
+        best = study.best
+        words = f"{len(study.trials)} trial{'' if len(study.trials) == 1 else 's'}"
+        if best is not None:
+            metric = study.objectives[0].metric
+            words += f", the best {metric} {best.metrics[metric]:.6g} of trial {best.number}"
+        return words
+
+
+def _until(trial: Trial) -> int:
+    assert trial.grant is not None
+    return trial.grant.until
+
+
+def _again(trial: Trial) -> Reason:
+    if trial.saved:
+        return Reason(code="goes-on", text=f"goes on after {trial.saved} saved rounds")
+    return Reason(code="begins-anew", text="begins anew: nothing of it was saved")
