@@ -14,12 +14,15 @@ SINCE_2 = {
     ev.NodeStuck, ev.DrainRequested, ev.NodeForgotten, ev.PairUnreachable, ev.NodeLost, ev.WorkersLost,
 }  # fmt: skip
 """Kinds of events that came with clusters of several nodes."""
+SINCE_3 = {ev.TrialsProposed, ev.StudyChanged, ev.SliceGranted, ev.SliceEnded, ev.TrialEnded}
+"""Kinds of events that came with tuning."""
 ENDINGS = {
     1: {
         "work-2": ("failed", 2), "work-3": ("succeeded", 1), "train-4": ("succeeded", 2),
         "train-5": ("failed", 1), "train-6": ("succeeded", 1), "train-7": ("stopped", 0), "train-8": ("failed", 1),
     },
     2: {"work-2": ("succeeded", 2), "train-3": ("failed", 1), "work-4": ("lost", 1), "work-5": ("stopped", 1)},
+    3: {"t-1": ("succeeded", 1), "t-2": ("stopped", 1)},
 }  # fmt: skip
 NEWEST = max(ENDINGS)
 
@@ -34,8 +37,9 @@ def records(version: int) -> list[Record]:
 
 def test_they_hold_every_kind_of_event() -> None:
     """A new kind of event needs a new golden journal beside these; these stay as they are."""
-    assert {type(record.event) for record in records(1)} == set(get_args(Event)) - SINCE_2
-    assert {type(record.event) for record in records(2)} == set(get_args(Event))
+    assert {type(record.event) for record in records(1)} == set(get_args(Event)) - SINCE_2 - SINCE_3
+    assert {type(record.event) for record in records(2)} == set(get_args(Event)) - SINCE_3
+    assert {type(record.event) for record in records(3)} >= SINCE_3
 
 
 @pytest.mark.parametrize("version", ENDINGS)
@@ -53,6 +57,12 @@ def test_what_happened_to_machines_is_what_it_was() -> None:
         "n3": ("up", False),
     }
     assert state.forgotten == {"train-1": ("n1", "n2", "n3")}
+
+
+def test_what_became_of_trials_is_what_it_was() -> None:
+    study = fold(records(3)).studies["t-1"]
+    assert study.counts == {"finished": 2, "stopped": 2, "diverged": 1, "failed": 1}
+    assert study.best is not None and study.best.number == 0
 
 
 @pytest.mark.parametrize("version", ENDINGS)

@@ -15,6 +15,7 @@ from racimo.client import Client
 from racimo.spec.build import field_names
 from racimo.spec.errors import ERROR_KINDS
 from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
 
 Golden = Callable[[str, str], None]
 ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -49,10 +50,21 @@ def test_every_field_has_a_flag() -> None:
     add_arguments(parser)
     options = set(parser.option_strings())
     spelled = {"variables": "--variable", "secrets": "--secret", "checkpoint": "--checkpoint-to"}
-    as_words = {"train", "command", "args"}
+    as_words = {"train", "tune", "command", "args", "study"}
     for field in field_names():
         assert field in as_words or spelled.get(field, f"--{field.replace('_', '-')}") in options, field
     assert set(SAME_MEANING) <= options
+
+
+def test_every_field_of_a_study_has_a_flag() -> None:
+    add_arguments, _ = load("tune")
+    parser = make_parser("tune")
+    add_arguments(parser)
+    options = set(parser.option_strings())
+    spelled = {"constraints": "--constraint", "limits": "--limit", "defaults": "--default"}
+    in_a_file_only = {"points", "retries", "retry_raised"}
+    for field in StudySpec.__struct_fields__:
+        assert field in in_a_file_only or spelled.get(field, f"--{field.replace('_', '-')}") in options, field
 
 
 def test_the_names_that_import_racimo_gives(golden: Golden) -> None:

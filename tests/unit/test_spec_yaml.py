@@ -68,7 +68,7 @@ def test_a_command_may_be_one_string() -> None:
         ("- train: x.py", "s.yaml is not a mapping", ""),
         ("", "s.yaml is not a mapping", ""),
         ("train: !!python/object/apply:os.system [echo]", "s.yaml line 1: ", ""),
-        ("train: x.py\ncommand: echo", "exactly one of train and command", ""),
+        ("train: x.py\ncommand: echo", "exactly one of train, tune and command", ""),
         ("snapshot: abc\ntrain: x.py", "unknown field snapshot", ""),
     ],
 )

@@ -22,7 +22,7 @@ from racimo.worker.train.stream import Broken, Channel
 
 SLOW_BYTES_PER_S = 150e6
 """What is not urgent goes at most so fast on a connection..."""
-SLOW_BESIDE_URGENT_BYTES_PER_S = 10e6
+SLOW_BESIDE_URGENT_BYTES_PER_S = 40e6
 """...and so fast while something urgent waits on any."""
 MAX_STRANGERS = 64
 """Connections that have not yet said who they are; beyond it the oldest is dropped."""
