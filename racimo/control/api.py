@@ -11,6 +11,7 @@ from racimo.act.versions import own_versions
 from racimo.agent.protocol import UsageReply, WorkerOrder
 from racimo.control import node_calls, present, study_calls, usage
 from racimo.control.awaiting import starting_reason
+from racimo.control.bundle import MAX_BUNDLE_BYTES
 from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX, Core
 from racimo.control.examine import Examination
@@ -177,6 +178,12 @@ class Api:
             await asyncio.to_thread(draft.finish)
         finally:
             draft.discard()
+        await exchange.answer(OkView())
+
+    async def put_bundle(self, exchange: Exchange) -> None:
+        async with contextlib.aclosing(exchange.body_parts(MAX_BUNDLE_BYTES)) as parts:
+            bundle = b"".join([part async for part in parts])
+        await asyncio.to_thread(self._snapshots.put_bundle, bundle)
         await exchange.answer(OkView())
 
     async def secrets(self, exchange: Exchange) -> None:

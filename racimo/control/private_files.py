@@ -1,8 +1,20 @@
 """Files that only their owner reads and that are whole or not there at all."""
 
+import ctypes
 import os
 import secrets
 from pathlib import Path
+
+
+def sync_file_system(folder: Path) -> None:
+    """All that was written on that file system is durable when this returns. `OSError` where it cannot be."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(folder))
+    finally:
+        os.close(fd)
 
 
 def write_private(path: Path, content: bytes) -> None:

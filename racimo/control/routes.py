@@ -76,6 +76,10 @@ CALLS: tuple[Call, ...] = (
         summary="One content, verified against its name.",
     ),
     Call(
+        method="POST", path="/v1/blobs", handler=Api.put_bundle, takes=bytes,
+        summary="Many small contents at once: SHA-256 (32 bytes), size (4 bytes, big-endian) and content of each.",
+    ),
+    Call(
         method="POST", path="/v1/runs", handler=Api.submit, takes=SubmitRequest, gives=RunView,
         summary="Submits a run; the same `request` again gives the same run.",
     ),

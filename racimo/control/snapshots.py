@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from racimo.agent.protocol import FileEntry
-from racimo.control.private_files import write_private
+from racimo.control.bundle import contents
+from racimo.control.private_files import sync_file_system, write_private
 from racimo.spec.errors import RacimoError
 
 MAX_FILES = 100_000
@@ -134,6 +135,23 @@ class SnapshotStore:
     def blob_path(self, sha256: str) -> Path:
         return self._blobs / sha256
 
+    def put_bundle(self, bundle: bytes) -> None:
+        """Many small contents, durable together under their names. `RacimoError` invalid-request if one is not what its
+        name says; those before it may be stored by then."""
+        drafts: list[BlobDraft] = []
+        try:
+            for sha256, content in contents(bundle):
+                drafts.append(self.draft(sha256))
+                drafts[-1].write(content)
+                drafts[-1].check()
+                drafts[-1].close()
+            sync_file_system(self._blobs)
+            for draft in drafts:
+                draft.publish()
+        finally:
+            for draft in drafts:
+                draft.discard()
+
     def draft(self, sha256: str) -> "BlobDraft":
         if not SHA256.fullmatch(sha256):
             raise RacimoError(
@@ -163,12 +181,23 @@ class BlobDraft:
 
     def finish(self) -> None:
         """Durable under its name. `RacimoError` invalid-request if the content is not what the name says."""
+        self.check()
+        os.fsync(self._file.fileno())
+        self.publish()
+
+    def check(self) -> None:
+        """All of it is with the kernel, and it is what its name says; else `RacimoError` invalid-request."""
         found = self._digest.hexdigest()
         if found != self._sha256:
             raise RacimoError("invalid-request", f"the content has SHA-256 {found}, not {self._sha256}")
         self._file.flush()
-        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
         self._file.close()
+
+    def publish(self) -> None:
+        """Under its name, once it is durable."""
+        self.close()
         self._path.replace(self._target)
 
     def discard(self) -> None:

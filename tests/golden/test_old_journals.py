@@ -22,7 +22,7 @@ ENDINGS = {
         "train-5": ("failed", 1), "train-6": ("succeeded", 1), "train-7": ("stopped", 0), "train-8": ("failed", 1),
     },
     2: {"work-2": ("succeeded", 2), "train-3": ("failed", 1), "work-4": ("lost", 1), "work-5": ("stopped", 1)},
-    3: {"t-1": ("succeeded", 1), "t-2": ("stopped", 1)},
+    3: {"t-1": ("succeeded", 2), "t-2": ("stopped", 1)},
 }  # fmt: skip
 NEWEST = max(ENDINGS)
 
@@ -61,7 +61,7 @@ def test_what_happened_to_machines_is_what_it_was() -> None:
 
 def test_what_became_of_trials_is_what_it_was() -> None:
     study = fold(records(3)).studies["t-1"]
-    assert study.counts == {"finished": 2, "stopped": 2, "diverged": 1, "failed": 1}
+    assert study.counts == {"finished": 5, "stopped": 2, "diverged": 1, "failed": 1}
     assert study.best is not None and study.best.number == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from client_stage import Stage
 
 from racimo.client import upload
+from racimo.control import bundle
 from racimo.spec.errors import RacimoError
 
 
@@ -46,7 +47,7 @@ def test_many_files_are_sent_several_at_a_time_and_each_once(tmp_path: Path) -> 
 
 
 def test_the_first_refusal_ends_the_upload(tmp_path: Path) -> None:
-    contents = folder(tmp_path, 100)
+    contents = folder(tmp_path, upload.BUNDLES_FROM - 1)
     refusal = httpx.Response(507, json={"code": "disk-full", "message": "no room"})
     answers = {f"PUT /v1/blobs/{name}": lambda request: refusal for name in names(contents)}
     stage = Stage(tmp_path, {"POST /v1/snapshots": {"id": "snap", "missing": names(contents)}, **answers})
@@ -68,3 +69,22 @@ def test_a_file_that_changes_meanwhile_is_named_and_not_tried_again(tmp_path: Pa
     stage.answers[f"PUT /v1/blobs/{names(contents)[0]}"] = {"ok": True}
     with pytest.raises(RacimoError, match="changed while it was being sent"):
         stage.client.upload(tmp_path / "files")
+
+
+def test_many_small_files_go_together_and_large_ones_by_themselves(tmp_path: Path) -> None:
+    contents = folder(tmp_path, 3 * upload.BUNDLES_FROM)
+    large = b"x" * (bundle.MAX_CONTENT_BYTES + 1)
+    (tmp_path / "files" / "large").write_bytes(large)
+    contents["large"] = large
+    wanted = names(contents)
+    answers = {f"PUT /v1/blobs/{name}": {"ok": True} for name in wanted}
+    listed = {"id": "snap", "missing": wanted}
+    stage = Stage(tmp_path, {"POST /v1/snapshots": listed, "POST /v1/blobs": {"ok": True}, **answers})
+    assert stage.client.upload(tmp_path / "files") == "snap"
+    alone = [request for request in stage.requests if request.method == "PUT"]
+    together = [request for request in stage.requests if request.url.path == "/v1/blobs"]
+    assert [len(request.content) for request in alone] == [len(large)]
+    assert 1 < len(together) <= upload.MAX_SENDERS + 1
+    sent = [found for request in together for found in bundle.contents(request.content)]
+    assert sorted(content for _, content in sent) == sorted(c for name, c in contents.items() if name != "large")
+    assert all(hashlib.sha256(content).hexdigest() == name for name, content in sent)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from racimo.agent.protocol import FileEntry
+from racimo.control.bundle import framed
 from racimo.control.snapshots import MAX_BLOB_BYTES, SnapshotStore, check_manifest, snapshot_id
 from racimo.spec.errors import RacimoError
 
@@ -102,3 +103,22 @@ def test_what_no_run_names_is_collected_once_it_is_old(tmp_path: Path) -> None:
     assert len(snapshots.require_complete(kept)) == 2
     with pytest.raises(RacimoError):
         snapshots.manifest(dropped)
+
+
+def test_a_bundle_is_stored_whole_and_one_wrong_content_is_refused(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    parts = [f"content {number}".encode() for number in range(2_000)]  # more than a process may have open
+    digests = [hashlib.sha256(part).hexdigest() for part in parts]
+    kept.put_bundle(b"".join(framed(digest, part) for digest, part in zip(digests, parts, strict=True)))
+    assert [kept.read_blob(digest) for digest in digests] == parts
+    with pytest.raises(RacimoError, match="has SHA-256"):
+        kept.put_bundle(framed(digests[0], b"something else"))
+    assert not list((tmp_path / "blobs").glob(".draft-*"))
+
+
+@pytest.mark.parametrize("cut", [10, 40])
+def test_a_bundle_that_is_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
+    kept = store(tmp_path)
+    whole = framed(hashlib.sha256(b"content").hexdigest(), b"content")
+    with pytest.raises(RacimoError, match="the bundle"):
+        kept.put_bundle(whole[:cut])
