@@ -167,6 +167,29 @@ def test_an_optimizer_of_another_model_is_refused(run: Run) -> None:
         list(run.steps(model, other, batches, until=1))
 
 
+def test_a_backward_pass_of_the_users_own_inside_the_loop_is_refused(run: Run) -> None:
+    """Its gradient was dropped without a word."""
+    model, optimizer, batches = parts()
+    with pytest.raises(RacimoError, match="a backward pass of your own") as caught:
+        for step in run.steps(model, optimizer, batches, until=1):
+            for batch in step:
+                (0.1 * loss_of(model, batch)).backward()
+                step.backward(loss_of(model, batch))
+    assert caught.value.code == "steps-misused"
+
+
+def test_what_the_user_adds_to_the_whole_gradient_counts(run: Run) -> None:
+    model, optimizer, batches = parts()
+    for step in run.steps(model, optimizer, batches, until=1):
+        for batch in step:
+            step.backward(loss_of(model, batch))
+        before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        (0.1 * sum((parameter**2).sum() for parameter in model.parameters())).backward()
+        after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert all(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        step.apply()
+
+
 def test_a_sparse_gradient_is_refused(run: Run) -> None:
     model = torch.nn.Embedding(8, 1, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -280,6 +280,7 @@ class Crew(Position):
                 todo = None
         self._switchboard.patient = False
         assert self.outcome is not None
+        self._ledger.end()
         self._store.hand_out(self.outcome.used)
         seeds.seed_all(seeds.derive("apply", self.batches.seed, self.step))
         self._telemetry.phase("apply")

@@ -45,6 +45,7 @@ class Ledger:
         self._free = list(range(store.num_slots - 1, REDUCED_SLOT, -1))
         self._tree: Tree | None = None
         self._leaf: int | None = None
+        self._collecting = False
         self._fired = [False] * len(names)
         self._plan: list[list[torch.Tensor]] = []
         self._fresh = False
@@ -58,9 +59,14 @@ class Ledger:
             hook.remove()
 
     def begin(self, tree: Tree) -> None:
-        """A new step: nothing is held."""
+        """A new step: nothing is held, and until `end` every gradient has to come through `backward`."""
         self._tree = tree
+        self._collecting = True
         self.keep(())
+
+    def end(self) -> None:
+        """The step's gradient is about to be in place: what the user adds to it from here on is the user's."""
+        self._collecting = False
 
     def keep(self, blocks: Collection[Block]) -> None:
         """Drops every block but these."""
@@ -145,6 +151,13 @@ class Ledger:
     def _hook(self, index: int):  # type: ignore[no-untyped-def]
         def take(parameter: torch.Tensor) -> None:
             if self._leaf is None:
+                if self._collecting:
+                    raise RacimoError(
+                        "steps-misused",
+                        f"a backward pass of your own reached {self._names[index]} inside the loop over a step: its "
+                        "gradient would not be counted",
+                        "step.backward(loss), once for each micro-shard; add several losses up before",
+                    )
                 return
             gradient = parameter.grad
             assert gradient is not None
