@@ -84,6 +84,8 @@ class Disturber:
         """`haste`: so many times shorter are cuts, for short forms."""
         self.target, self.hosts, self.events = target, hosts, list(events)
         self.counts: Counter[str] = Counter()
+        self.moments: list[tuple[float, str]] = []
+        """When which kind of event struck (CLOCK_MONOTONIC)."""
         self._haste = haste
         self._next = 0
         self._cut: Host | None = None
@@ -94,11 +96,13 @@ class Disturber:
         """The next event, in words."""
         event, host = self.events[self._next], self.hosts[self.events[self._next].host]
         self._next += 1
+        struck_s = time.monotonic()
         done = self._carry_out(event, host)
         kind = event.kind if done else "worker"
         if not done and not self.target.kill("worker", host):
             kind = "nothing"  # there is no worker anywhere
         self.counts[kind] += 1
+        self.moments.append((struck_s, kind))
         detail = {"cut": f" for {event.seconds / self._haste:.0f} s", "scale": f" to {event.workers}"}
         where = "" if kind == "scale" else f" {host.name}"
         return f"{kind}{where}{detail.get(kind, '')}"

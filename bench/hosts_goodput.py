@@ -1,5 +1,7 @@
 """[hosts-goodput] Steps with a random event every 30 s for ten minutes on three hosts, of the undisturbed run's."""
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +62,8 @@ def run() -> list[Row]:
         ),
         row("steps per second undisturbed", ours["quiet"], "steps/s",
             peers={name: round(found["quiet"], 2) for name, found in peers.items()}),
+        row("seconds of undisturbed work lost per event, mean over all kinds", statistics.mean(ours["lost"].values()),
+            "s", peers={"by kind": ours["lost"]}, note="until the next event"),
         row("events", sum(ours["kinds"].values()), "events", Goal("==", events), peers=ours["kinds"]),
     ]  # fmt: skip
 
@@ -99,4 +103,12 @@ def goodput(name: str, job: HostsJob | Any, target: Target, hosts: Hosts) -> dic
     quiet = max(rate(start_s, disturbed_s), rate(again_s, end_s))
     busy = rate(disturbed_s, over_s)
     say(f"  {name}: {busy:.2f} steps/s with events, {quiet:.2f} without")
-    return {"share": 100 * busy / quiet, "quiet": quiet, "kinds": dict(sorted(disturber.counts.items()))}
+    lost: dict[str, list[float]] = {}
+    for (begin_s, kind), (until_s, _) in itertools.pairwise([*disturber.moments, (over_s, "")]):
+        lost.setdefault(kind, []).append((until_s - begin_s) * (1 - rate(begin_s, until_s) / quiet))
+    return {
+        "share": 100 * busy / quiet,
+        "quiet": quiet,
+        "kinds": dict(sorted(disturber.counts.items())),
+        "lost": {kind: round(statistics.mean(seconds), 2) for kind, seconds in sorted(lost.items())},
+    }
