@@ -66,6 +66,16 @@ class Pool:
                 groups[group] = found
         return Pool(groups)
 
+    def offers(self, group: Group) -> bool:
+        """Whether such devices may get new work, once they are free."""
+        return group in self._groups
+
+    def plus(self, devices: Mapping[Group, Collection[int]]) -> "Pool":
+        """What it would be if these came free, too. Those of nodes that get no new work do not count."""
+        more = Pool({group: sorted({*found, *devices.get(group, ())}) for group, found in self._groups.items()})
+        more._apart = self._apart
+        return more
+
     def count(self, ask: Ask) -> int:
         """Devices that would do."""
         return self.room(msgspec.structs.replace(ask, per_worker=1))

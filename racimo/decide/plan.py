@@ -5,6 +5,7 @@ from racimo.decide.away import Away
 from racimo.decide.decision import Decisions
 from racimo.decide.drain import Drain, draining
 from racimo.decide.fit import PAIR_FRESH_S, Pool
+from racimo.decide.preempt import Preemption
 from racimo.decide.queue import Queue, in_order
 from racimo.decide.tune.lanes import Lanes
 from racimo.state.events import Intent, RunRequeued, WorkersPlanned
@@ -52,6 +53,12 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
         for lanes in steering.lanes:
             intents += lanes.grow(pool)
     intents += retain.forget(state)
+    if not intents and queue.anyone_waits:
+        preemption = Preemption(state, pool, now_s)
+        for waiter in queue.waiters:
+            queue.waits[waiter.run.id] = preemption.serve(waiter, queue.waits[waiter.run.id])
+        intents += preemption.intents
+        steering.due += preemption.due
     due = steering.due + ([away.due_s] if away.due_s is not None else [])
     due += [at_s + PAIR_FRESH_S for at_s in state.unreachable.values() if now_s < at_s + PAIR_FRESH_S]
     wants = {lanes.run.id: lanes.wants for lanes in steering.lanes if lanes.wants}

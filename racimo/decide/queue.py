@@ -15,9 +15,13 @@ from racimo.state.nouns import Reason, Run
 MAX_NAMED = 5
 
 
-class _Blocked(msgspec.Struct, frozen=True):
+class Waiter(msgspec.Struct, frozen=True):
+    """The first who waits for devices of its kind, and for how many workers."""
+
     run: Run
     words: str
+    num_workers: int
+    ask: Ask
 
 
 class Queue:
@@ -29,13 +33,18 @@ class Queue:
         self._state = state
         self._pool = pool
         self._absent = absent
-        self._blocked: dict[str, _Blocked] = {}
+        self._blocked: dict[str, Waiter] = {}
         self._num_ahead = 0
 
     @property
     def anyone_waits(self) -> bool:
         """True if somebody waits whom free devices could help."""
         return bool(self._blocked)
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        """Those who are first in line, at most one for each kind of device."""
+        return list(self._blocked.values())
 
     def serve(self, run: Run) -> None:
         """Next in order, `run` gets a new attempt (queued) or the workers it lacks to its `least` (running)."""
@@ -124,7 +133,7 @@ class Queue:
             text += f" and {len(holders) - MAX_NAMED} more runs hold some"
         self.waits[run.id] = Reason(code=code, text=text, counts=counts)
         if code != "waits-pair":
-            self._blocked.setdefault(ask.kind, _Blocked(run, words))
+            self._blocked.setdefault(ask.kind, Waiter(run, words, num_workers, ask))
 
     def _for_nodes(self, run: Run, ask: Ask, counts: dict[str, int | float]) -> Reason:
         """Waits for machines, not for others' work: for drained ones where those that answer would do."""
@@ -137,7 +146,7 @@ class Queue:
         text = f"needs {needs}, the nodes that answer have {total}{self._away}"
         return Reason(code="waits-nodes", text=text, counts=counts)
 
-    def _behind(self, ahead: _Blocked) -> Reason:
+    def _behind(self, ahead: Waiter) -> Reason:
         others = f", {self._num_ahead} ahead of it in all" if self._num_ahead > 1 else ""
         text = f"waits for its turn behind {ahead.run.id}, which {ahead.words}{others}"
         return Reason(code="waits-turn", text=text, counts={"ahead": self._num_ahead, f"blocked_by/{ahead.run.id}": 1})
