@@ -21,6 +21,8 @@ from racimo.agent.inotify import FileWatcher
 from racimo.agent.lease import Lease
 from racimo.agent.measure import measure_usage
 from racimo.agent.neighbours import Neighbours
+from racimo.agent.propose_protocol import AskProposer, Proposed
+from racimo.agent.proposers import Proposers
 from racimo.agent.protocol import (
     Announce,
     CheckpointSaved,
@@ -99,6 +101,7 @@ class Agent:
         self._neighbours = Neighbours(home, self._blobs, self.workers.environments)
         self._reading = Reading(home, self.workers, self._runs, self._files)
         self._waits = Waits(self.workers)
+        self._proposers = Proposers(self.workers)
         self._link_tasks: list[asyncio.Task[None]] = []
         self._address_given = False
         self._watch = Watch(home, node.host, self.workers, self._runs, self._spool, self._files)
@@ -115,6 +118,7 @@ class Agent:
             StopWorker: self._stop_worker,
             Announce: self._announce,
             RunSlice: self._run_slice,
+            AskProposer: self._proposers.ask,
             PullEvents: self._pull_events,
             ReadLog: self._reading.read_log,
             PullLogs: self._reading.pull_logs,
@@ -297,6 +301,7 @@ class Agent:
         if generation is not None and generation.attempt == entry.attempt:
             entry.send(encode_frame(_new_generation(generation)))
         self.workers.slices.connected(entry)
+        self._proposers.connected(entry)
         if entry.wish:
             entry.send(encode_frame(PleasePause() if entry.wish == "pause" else PleaseLeave()))
         return True
@@ -330,6 +335,8 @@ class Agent:
             self._note_ready(entry, message)
         elif isinstance(message, SliceDone):
             self.workers.slices.done(entry, message)
+        elif isinstance(message, Proposed):
+            self._proposers.said(worker, message)
         elif isinstance(message, CheckpointSaved):
             print(f"agent: {worker} saved step {message.step} at {message.path}", file=sys.stderr)
 

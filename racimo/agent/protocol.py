@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from racimo.agent.propose_protocol import AskProposer, Proposed, ProposerAsk
 from racimo.spec.run import CheckpointSpec
 from racimo.state.events import SliceEnded, WorkerExited, WorkerHung, WorkerReady, WorkerStarted
 from racimo.state.nouns import Node
@@ -478,12 +479,12 @@ class Refused(_Message, frozen=True, kw_only=True):
 
 RequestBody = (
     ControlHello | StartWorker | PutBlob | PutBlobPart | FetchBlobs | ProbePeer | FindModules | ListOutputs
-    | ReadOutput | PullLogs | StopWorker | Announce | RunSlice | PullEvents | ReadLog | PullProgress | ReadReports
-    | Usage | ForgetRun | Shutdown
+    | ReadOutput | PullLogs | StopWorker | Announce | RunSlice | AskProposer | PullEvents | ReadLog | PullProgress
+    | ReadReports | Usage | ForgetRun | Shutdown
 )  # fmt: skip
 ReplyBody = (
     ControlWelcome | FetchReply | ProbeReply | ModulesReply | OutputList | OutputChunk | LogBatch | StartReply
-    | EventBatch | LogChunk | ProgressBatch | ReportBatch | UsageReply | Ok | Refused
+    | Proposed | EventBatch | LogChunk | ProgressBatch | ReportBatch | UsageReply | Ok | Refused
 )  # fmt: skip
 
 
@@ -577,7 +578,7 @@ class PleaseLeave(_Message, frozen=True, kw_only=True):
     """The worker will not be a member of the next generation."""
 
 
-WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved | SliceDone
+WorkerMessage = WorkerHello | Ready | Progress | Report | CheckpointSaved | SliceDone | Proposed
 
 
 class Reachable(_Message, frozen=True, kw_only=True):
@@ -591,6 +592,6 @@ class Reachable(_Message, frozen=True, kw_only=True):
     key: bytes
 
 
-MessageToWorker = NewGeneration | PleasePause | PleaseLeave | Reachable | RunSlice
+MessageToWorker = NewGeneration | PleasePause | PleaseLeave | Reachable | RunSlice | ProposerAsk
 
 Opening = ControlHello | WorkerHello

@@ -223,10 +223,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise IndexError(f"the grid has only {self.num_points} points")
         return values
 
-    def complete(self, given: Mapping[str, Scalar]) -> Values:
+    def complete(self, given: Mapping[str, Scalar], *, constraints: bool = True) -> Values:
         """A point a person named, in the order of the space. Whole numbers become floats where a float belongs.
 
-        `ValueError`: an unknown or missing parameter, a value outside its range, one of an inactive parameter."""
+        `ValueError`: an unknown or missing parameter, a value outside its range, one of an inactive parameter; a broken
+        constraint, unless `constraints` do not matter."""
         for name in given:
             if name not in self.parameters:
                 raise ValueError(f"there is no parameter {name}; there are {', '.join(self.parameters)}")
@@ -244,7 +245,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if parameter.kind == "choice":
                 value = parameter.choices[parameter._index_of(value)]
             values[name] = _as_kind(parameter, value)
-        if broken := self.broken_constraint(values):
+        if constraints and (broken := self.broken_constraint(values)):
             raise ValueError(f"it breaks the constraint {broken}")
         return values
 

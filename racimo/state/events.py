@@ -153,12 +153,14 @@ class SliceEnded(_Event, frozen=True, kw_only=True):
 
 class TrialsProposed(_Event, frozen=True, kw_only=True):
     """New trials, numbered on from the ones that there are. `first`: the number of the first, so that the same
-    proposals told twice are trials once. `exhausted`: the proposer has no further point."""
+    proposals told twice are trials once. `exhausted`: the proposer has no further point. `failure`: it has failed, and
+    with it the study."""
 
     run: str
     first: int
     proposals: tuple[Proposal, ...]
     exhausted: bool = False
+    failure: Failure | None = None
 
 
 class StudyChanged(_Event, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from racimo.spec.expression import Expression
 from racimo.spec.space import Scalar, key_of
 from racimo.spec.study import MAX_ROUNDS, StudySpec
 from racimo.state import events as ev
-from racimo.state.nouns import Reason
+from racimo.state.nouns import Failure, Reason
 from racimo.state.trials import MAX_CURVE_POINTS, Curve, Grant, Result, Trial, TrialStatus
 
 Standing = tuple[float, int]
@@ -58,6 +58,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     num_draws: int = 0
     waiting: tuple[int, ...] = ()
     exhausted: bool = False
+    failure: Failure | None = None
     failed_in_a_row: int = 0
     last_ended: int | None = None
 
@@ -90,6 +91,8 @@ class Study:
         """Device-seconds that slices now running may still cost."""
         self.exhausted = False
         """The proposer has no further point."""
+        self.failure: Failure | None = None
+        """How the proposer failed."""
         self.failed_in_a_row = 0
         """Trials that failed since the last that told a metric."""
         self.last_ended: int | None = None
@@ -191,6 +194,7 @@ class Study:
         if event.first != len(self.trials):
             return
         self.exhausted = self.exhausted or event.exhausted
+        self.failure = self.failure or event.failure
         for proposal in event.proposals:
             self.num_draws = max(self.num_draws, proposal.draw + 1)
             values, parent = proposal.values, proposal.parent
@@ -251,7 +255,7 @@ class Study:
             kept = replace(kept, num_draws=0)
         self._clear()
         self._take_terms(terms)
-        self._fill(msgspec.structs.replace(kept, terms=terms, exhausted=False))
+        self._fill(msgspec.structs.replace(kept, terms=terms, exhausted=False, failure=None))
 
     # The tables
 
@@ -335,6 +339,7 @@ class Study:
             num_draws=self.num_draws,
             waiting=tuple(self.waiting),
             exhausted=self.exhausted,
+            failure=self.failure,
             failed_in_a_row=self.failed_in_a_row,
             last_ended=self.last_ended,
         )
@@ -354,7 +359,7 @@ class Study:
             self._add(trial)
         self.num_slices, self.num_draws = kept.num_slices, kept.num_draws
         self.waiting = dict.fromkeys(kept.waiting)
-        self.exhausted = kept.exhausted
+        self.exhausted, self.failure = kept.exhausted, kept.failure
         self.failed_in_a_row, self.last_ended = kept.failed_in_a_row, kept.last_ended
 
     def __eq__(self, other: object) -> bool:

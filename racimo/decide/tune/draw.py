@@ -42,6 +42,11 @@ def propose(study: Study, run: str, seed: int, count: int) -> TrialsProposed | N
     return TrialsProposed(run=run, first=first, proposals=tuple(drawn), exhausted=exhausted)
 
 
+def draw_random(study: Study, seed: int, count: int, beside: Sequence[Proposal]) -> list[Proposal]:
+    """Up to `count` random points that are neither there nor among `beside`; fewer where the space is used up."""
+    return _draw(study, "random", seed, count, beside)
+
+
 def _draw(study: Study, by: str, seed: int, count: int, beside: Sequence[Proposal]) -> list[Proposal]:
     found: list[Proposal] = []
     passed_over = 0

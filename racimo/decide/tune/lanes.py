@@ -9,6 +9,7 @@ from typing import Literal
 
 from racimo.decide import end, exits, heal
 from racimo.decide.fit import Pool
+from racimo.decide.tune.ahead import num_ahead
 from racimo.decide.tune.draw import propose
 from racimo.decide.tune.schedule import Begin, End, Go, Scheduler, scheduler_of
 from racimo.state.events import (
@@ -104,6 +105,8 @@ class Lanes:
     def _verdict(self) -> Verdict | None:
         """How the study ended, if it has."""
         study = self.study
+        if study.failure is not None:
+            return "failed", Reason(code=study.failure.code, text=study.failure.message), study.failure
         failed = self._hopeless()
         if failed is not None:
             text = f"{failed.message}; no trial has told {study.objectives[0].metric} yet"
@@ -134,6 +137,7 @@ class Lanes:
             worker for worker in self.run.live_workers
             if worker.status == "ready" and not worker.leaving and worker.index not in self.study.running
         ]  # fmt: skip
+        self.wants = ahead = num_ahead(self.study)
         intents: list[Intent] = []
         taken: set[int] = set()
         while free:
@@ -144,7 +148,7 @@ class Lanes:
                 drawn = propose(self.study, self.run.id, self.run.spec.seed, len(free))
                 if drawn is not None:
                     return [*intents, drawn]  # granted in the next round
-                self.wants = min(len(free), self.study.num_to_propose)
+                self.wants = min(len(free) + ahead, self.study.num_to_propose)
                 move = self._scheduler.otherwise(self.study, taken)
                 if move is None:
                     break
