@@ -29,6 +29,7 @@ from racimo.control.link_door import LinkDoor
 from racimo.control.link_rules import House
 from racimo.control.loop import Loop
 from racimo.control.private_files import write_private
+from racimo.control.proposing import Proposing
 from racimo.control.routes import Dispatcher
 from racimo.control.secrets import SecretStore
 from racimo.control.server import HOST, Server, listen
@@ -139,6 +140,7 @@ class ControlProcess:
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self.carrier.run(), name="carrier"),
             asyncio.create_task(api.mirror.run(), name="mirror"),
+            asyncio.create_task(Proposing(self.loop, self.carrier, self.secrets).run(), name="proposing"),
         ]
         if bind:
             parts.append(asyncio.create_task(self.door.run(bind), name="door"))

@@ -6,6 +6,7 @@ The real control process and the simulation use this class unchanged; see `racim
 import msgspec
 
 from racimo.act.journal import Journal
+from racimo.agent.propose_protocol import Proposed
 from racimo.agent.protocol import FileEntry, WorkerOrder
 from racimo.control.facts import FIRST_EXEC_INDEX, Facts
 from racimo.control.ledger import Clock, stop_effect
@@ -13,6 +14,7 @@ from racimo.control.orders import run_name, worker_order
 from racimo.control.scaling import check_scale
 from racimo.decide.away import Away
 from racimo.decide.fit import can_never_fit
+from racimo.decide.tune.accept import accept
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import RunSpec
@@ -150,6 +152,16 @@ class Core(Facts):
         if terms != study.terms or run.ended:
             self._record(ev.StudyChanged(run=run_id, study=terms))
         return self.state.runs[run_id]
+
+    def take_proposals(self, run_id: str, terms: StudySpec, first: int, count: int, proposed: Proposed) -> None:
+        """The answer to "`count` points for the trials from `first` on"; dropped if the study has changed since."""
+        run, study = self.state.runs.get(run_id), self.state.studies.get(run_id)
+        if run is None or study is None or run.ended or len(study.trials) != first or study.terms != terms:
+            return
+        if proposed.failure is not None:
+            self._record(ev.TrialsProposed(run=run_id, first=first, proposals=(), failure=proposed.failure))
+        else:
+            self._record(accept(study, run_id, run.spec.seed, count, proposed.proposals))
 
     # What is known
 

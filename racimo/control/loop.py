@@ -36,6 +36,8 @@ class Loop:
         self._waiting: deque[tuple[Change, asyncio.Future[Any]]] = deque()
         self._woken = asyncio.Event()
         self._pulses: dict[str, asyncio.Event] = {}
+        self.on_wants: Callable[[], None] = lambda: None
+        """Called when a tune run wants points from its proposer (`Core.wants`)."""
         self.disk_full: RacimoError | None = None
         """Set while the journal cannot be written."""
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -140,6 +142,8 @@ class Loop:
         effects = self.core.take_effects()
         if effects:
             self._carry(effects)
+        if self.core.wants:
+            self.on_wants()
         for run in {getattr(record.event, "run", "") for record in self.core.take_records()}:
             pulse = self._pulses.pop(run, None)
             if pulse is not None:

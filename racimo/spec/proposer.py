@@ -19,9 +19,9 @@ MAX_COUNT = 1_000
 NUM_NEWEST = 1_000
 NUM_BEST = 200
 WINDOW_STEP = 250
-"""A proposer knows the newest `NUM_NEWEST` to `NUM_NEWEST + WINDOW_STEP` trials and the best `NUM_BEST` of those before
-them, however many there are: memory and the time of an answer stay bounded. The window moves in steps, so that what it
-leaves out follows from the number of trials alone."""
+"""A proposer knows the newest `NUM_NEWEST` to `NUM_NEWEST + WINDOW_STEP` trials, and of those before them the ones that
+are among the best `NUM_BEST` of all, however many there are: memory and the time of an answer stay bounded. The window
+moves in steps, so that what it leaves out follows from the number of trials alone."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,8 +41,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Proposer(Protocol):
     """Constructed with `space` (a `Space`), `objectives` (each with `metric` and `minimize`) and `seed`.
 
-    It may have a method `forget(numbers)`: those trials are no longer among what is known and will not be told again
-    (see `NUM_NEWEST`)."""
+    It may have a method `forget(numbers)`: those trials are no longer among what is to be known (see `NUM_NEWEST`), and
+    are told again if that changes."""
 
     def tell(self, results: Sequence[Outcome]) -> None:
         """What is new or has changed since the last call, by trial number ascending."""
