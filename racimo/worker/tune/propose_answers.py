@@ -28,9 +28,9 @@ class Answers:
         try:
             return self._answer(ask)
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, and that ends the study, not us
-            self._terms = None  # a next question begins anew
+            terms, self._terms = ask.terms or self._terms, None  # a next question begins anew
             found = failure_from(error, str(self._folder), 0, self._worker)
-            name = ask.terms.proposer if ask.terms is not None else "the proposer"
+            name = terms.proposer if terms is not None else "the proposer"
             message = found.message if isinstance(error, RacimoError) else f"{name} raised {found.message}"
             failure = Failure(
                 code="proposer-failed",
