@@ -1,0 +1,127 @@
+"""Racimo in simulated time: its own state, decisions and proposer, driven as the control process drives them."""
+
+import math
+from typing import Any
+
+from bench.tables.clock import Move
+from bench.tables.objectives import Objective
+from racimo.decide.tune.lanes import Lanes
+from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
+from racimo.state import events as ev
+from racimo.state.nouns import Run, Worker
+from racimo.state.study import Study
+from racimo.state.trials import Grant, Result, SliceOutcome
+
+RUN = "simulated"
+MOST_TRIALS = 100_000
+MAX_ROUNDS_OF_DECISIONS = 1_000
+
+
+class Racimo:
+    """`proposer`, `scheduler` and `terms` as in a study; no `proposing` for those that the decision draws itself."""
+
+    def __init__(
+        self, objective: Objective, workers: int, seed: int, proposer: str, scheduler: str = "asha", **terms: Any
+    ) -> None:
+        space = {
+            one.name: {"kind": one.kind, "low": float(one.low), "high": float(one.high), "log": one.log}
+            for one in objective.space
+        }
+        study = StudySpec(
+            space=space,
+            metric="loss",
+            trials=MOST_TRIALS,
+            proposer=proposer,
+            scheduler=scheduler,
+            rounds=objective.rounds,
+            **terms,
+        )
+        spec = RunSpec(tune="simulated.py:train", study=study, seed=seed, workers=1)
+        lanes = {
+            index: Worker(
+                index=index, attempt=1, node="n1", devices=(index,), rank=index, status="ready", ready_at_s=1.0
+            )
+            for index in range(workers)
+        }
+        self._run = Run(id=RUN, spec=spec, order=1, status="running", attempt=1, workers=lanes, most=workers)
+        self.study = Study(study)
+        self._proposing = proposing_of(study, seed)
+        self._last_round = objective.rounds
+        self._seq = 0
+        self._now_s = 0.0
+        self._granted: dict[int, Grant] = {}
+        """By worker, what it is to begin with."""
+        self._curve: dict[int, list[tuple[int, float]]] = {}
+        """By worker, what its present slice has told."""
+
+    def moves(self, idle: list[int]) -> list[Move]:
+        if not self._granted:
+            self._decide()
+        found = []
+        for worker in idle:
+            grant = self._granted.pop(worker, None)
+            if grant is not None:
+                trial = self.study.trials[grant.trial]
+                found.append(Move(worker, grant.trial, trial.values, trial.saved))
+        return found
+
+    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+        grant = self.study.grant_of(worker)
+        assert grant is not None and grant.trial == trial
+        if math.isfinite(loss):
+            self._curve.setdefault(worker, []).append((rounds, loss))
+        outcome: SliceOutcome
+        if not math.isfinite(loss):
+            outcome = "diverged"
+        elif grant.until and rounds >= grant.until:
+            outcome = "reached"
+        elif rounds >= self._last_round:
+            outcome = "finished"
+        else:
+            return True
+        self._end_slice(grant, outcome, rounds)
+        self._decide()
+        follows = self._granted.get(worker)
+        if follows is None or follows.trial != trial:
+            return False
+        del self._granted[worker]
+        return True
+
+    def _end_slice(self, grant: Grant, outcome: SliceOutcome, rounds: int) -> None:
+        curve = tuple(self._curve.pop(grant.worker, []))
+        result = Result(
+            outcome=outcome,
+            rounds=rounds,
+            step=rounds,
+            metrics={"loss": curve[-1][1]} if curve else {},
+            curve=curve,
+            saved=rounds,
+            worked_s=1.0,
+        )
+        self._apply(ev.SliceEnded(run=RUN, attempt=1, index=grant.worker, number=grant.number, result=result))
+
+    def _decide(self) -> None:
+        for _ in range(MAX_ROUNDS_OF_DECISIONS):
+            lanes = Lanes(self._run, self.study, self._now_s)
+            intents = lanes.steer()
+            for intent in intents:
+                assert isinstance(intent, ev.SliceGranted | ev.TrialsProposed | ev.TrialEnded), intent
+                self._apply(intent)
+            if intents:
+                continue
+            if not lanes.wants or self._proposing is None:
+                return
+            self._apply(self._proposing.propose(self.study, lanes.wants))
+        raise AssertionError("decisions do not settle")
+
+    def _apply(self, event: Any) -> None:
+        self._seq += 1
+        self.study.apply(event, self._seq, self._now_s)
+        if isinstance(event, ev.SliceGranted):
+            self._granted[event.grant.worker] = event.grant
+
+
+def proposing_of(terms: StudySpec, seed: int) -> "Proposing | None":
+    """None where the decision draws by itself."""
+    return None
