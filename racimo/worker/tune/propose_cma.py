@@ -12,9 +12,10 @@ from cmaes import CMA
 
 from racimo.decide.tune.draw import uniform
 from racimo.spec.proposer import Outcome, Values
-from racimo.spec.space import Space, key_of
+from racimo.spec.space import Space
 from racimo.spec.study import Objective
 from racimo.state.trials import Proposal
+from racimo.worker.tune.propose_points import Points, is_of
 from racimo.worker.tune.propose_standing import Standings
 
 MAX_ASKS = 20
@@ -39,34 +40,36 @@ class CmaProposer:
             for name, one in space.parameters.items()
             if one.kind != "choice" and not one.when and one.num_values != 1
         ]
+        self._points = Points()
         self._outcomes: dict[int, Outcome] = {}
         self._strategy = self._fresh()
         self._told: list[_Told] = []
         """Generations that the strategy has gone through."""
 
     def tell(self, results: Sequence[Outcome]) -> None:
-        self._outcomes |= {outcome.number: outcome for outcome in results}
+        self._points.add(results)
+        self._outcomes |= {one.number: one for one in results if is_of(self._space, one.values)}
 
     def forget(self, numbers: Collection[int]) -> None:
+        self._points.remove(numbers)
         for number in numbers:
             self._outcomes.pop(number, None)
 
     def ask(self, count: int) -> list[Proposal]:
         """Fewer than `count` where it finds nothing new in `MAX_ASKS`."""
-        first = max(self._outcomes, default=-1) + 1
-        taken = {key_of(outcome.values) for outcome in self._outcomes.values()}
+        first = self._points.next_number
         self._go_through(self._generations())
         found: list[Proposal] = []
         for number in range(first, first + count):
-            values = next((v for t in range(MAX_ASKS) if self._fits(v := self._draw(number, t), taken)), None)
+            beside = [one.values for one in found]
+            values = next((v for t in range(MAX_ASKS) if self._fits(v := self._draw(number, t), beside)), None)
             if values is None:
                 break
-            taken.add(key_of(values))
             found.append(Proposal(values=values, by="cma-es" if self._told else "random"))
         return found
 
-    def _fits(self, values: Values, taken: set[object]) -> bool:
-        return key_of(values) not in taken and not self._space.broken_constraint(values)
+    def _fits(self, values: Values, beside: list[Values]) -> bool:
+        return self._points.free(values, beside) and not self._space.broken_constraint(values)
 
     def _fresh(self) -> CMA:
         dimensions = max(1, len(self._axes))
@@ -81,7 +84,6 @@ class CmaProposer:
             (number, standing)
             for number in sorted(self._outcomes)
             if (standing := self._standings.of(self._outcomes[number])) is not None
-            and all(name in self._outcomes[number].values for name in self._axes)
         ]
         return [tuple(known[at : at + size]) for at in range(0, len(known) - size + 1, size)]
 

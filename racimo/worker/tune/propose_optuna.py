@@ -23,9 +23,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from racimo.decide.tune.draw import uniform
 from racimo.spec.proposer import Outcome, Values
-from racimo.spec.space import Parameter, Scalar, Space, identity, key_of
+from racimo.spec.space import Parameter, Scalar, Space, identity
 from racimo.spec.study import Objective
 from racimo.state.trials import Proposal
+from racimo.worker.tune.propose_points import Points, is_of
 from racimo.worker.tune.propose_standing import Standings, scores
 
 MAX_ASKS = 20
@@ -52,6 +53,7 @@ class OptunaProposer:
         self._limited = bool(limits)
         self._axes = {name: distribution_of(parameter) for name, parameter in space.parameters.items()}
         self._groups = groups_of(space)
+        self._points = Points()
         self._outcomes: dict[int, Outcome] = {}
         self._trials: dict[int, FrozenTrial] = {}
         """Those that say something."""
@@ -61,6 +63,7 @@ class OptunaProposer:
     # The interface
 
     def tell(self, results: Sequence[Outcome]) -> None:
+        self._points.add(results)
         for outcome in results:
             self._outcomes[outcome.number] = outcome
             trial = self._trial_of(outcome)
@@ -70,31 +73,29 @@ class OptunaProposer:
                 self._trials.pop(outcome.number, None)
 
     def forget(self, numbers: Collection[int]) -> None:
+        self._points.remove(numbers)
         for number in numbers:
             self._outcomes.pop(number, None)
             self._trials.pop(number, None)
 
     def ask(self, count: int) -> list[Proposal]:
         """Fewer than `count` where the sampler finds nothing new in `MAX_ASKS`."""
-        first = max(self._outcomes, default=-1) + 1
-        known = self._known()
-        taken = {key_of(outcome.values) for outcome in self._outcomes.values()}
+        first, known = self._points.next_number, self._known()
         found: list[Proposal] = []
         for number in range(first, first + count):
-            proposal = self._one(number, known, taken)
+            proposal = self._one(number, known, [one.values for one in found])
             if proposal is None:
                 break
             found.append(proposal)
-            taken.add(key_of(proposal.values))
             known.append(self._frozen(number, proposal.values, TrialState.RUNNING))
         return found
 
     # Within
 
-    def _one(self, number: int, known: list[FrozenTrial], taken: set[Any]) -> Proposal | None:
+    def _one(self, number: int, known: list[FrozenTrial], beside: list[Values]) -> Proposal | None:
         for attempt in range(MAX_ASKS):
             values, learnt = self._sample(number, attempt, known)
-            if key_of(values) not in taken and not self._space.broken_constraint(values):
+            if self._points.free(values, beside) and not self._space.broken_constraint(values):
                 return Proposal(values=values, by=self._name if learnt else "random")
         return None
 
@@ -108,7 +109,9 @@ class OptunaProposer:
             if not self._space.active(group[0], values):
                 continue
             axes = {name: axis for name in group if (axis := self._axes[name]) is not None}
-            self._storage.shown = [one for one in known if axes.keys() <= one.params.keys()]
+            self._storage.shown = known
+            if len(self._groups) > 1:
+                self._storage.shown = [one for one in known if axes.keys() <= one.params.keys()]
             found: dict[str, Any] = {}
             if axes and sum(one.state != TrialState.RUNNING for one in self._storage.shown) >= FEW:
                 study = optuna.load_study(
@@ -153,10 +156,7 @@ class OptunaProposer:
 
     def _trial_of(self, outcome: Outcome) -> FrozenTrial | None:
         """As Optuna learns from it; None if it says nothing, or is of another space."""
-        if any(
-            name not in self._space.parameters or self._space.parameters[name].refuse(value)
-            for name, value in outcome.values.items()
-        ):
+        if not is_of(self._space, outcome.values):
             return None
         if self._standings.pending(outcome):
             return self._frozen(outcome.number, outcome.values, TrialState.RUNNING)
