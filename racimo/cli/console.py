@@ -19,7 +19,7 @@ BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 STYLES = {
     "running": GREEN, "succeeded": GREEN, "queued": YELLOW, "paused": YELLOW, "pausing": YELLOW, "stopping": YELLOW,
     "failed": RED, "lost": RED, "wrong": RED, "ok": GREEN, "note": YELLOW, "up": GREEN, "silent": RED,
-    "draining": YELLOW, "drained": YELLOW,
+    "draining": YELLOW, "drained": YELLOW, "finished": GREEN, "diverged": RED,
 }  # fmt: skip
 """Colours of the words that say how something is (numbers of the terminal's own)."""
 

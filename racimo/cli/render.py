@@ -44,10 +44,7 @@ def format_loss(loss: float | None) -> str:
 
 
 def ps_row(view: RunView) -> tuple[str, ...]:
-    progress = view.progress
-    step = ""
-    if progress is not None and (progress.step or progress.until):
-        step = f"{progress.step}/{progress.until}" if progress.until else str(progress.step)
+    step, loss = _how_far(view)
     workers = str(view.most) if view.status in ENDED else f"{view.num_live_workers}/{view.most}"
     time_s = view.queued_s if view.status == "queued" else view.running_s
     return (
@@ -56,11 +53,24 @@ def ps_row(view: RunView) -> tuple[str, ...]:
         view.status,
         workers,
         step,
-        format_loss(progress.loss if progress else None),
+        loss,
         format_duration(time_s),
         format_money(view.cost) if view.price_known else UNKNOWN,
         _one_line(ps_reason(view)),
     )
+
+
+def _how_far(view: RunView) -> tuple[str, str]:
+    """(step, loss); of a tune run the trials that are over, and the best value, named if it is no loss."""
+    if view.study is not None:
+        best, metric = view.study.best, view.study.metric
+        value = "" if best is None else f"{best:.4g}" if metric == "loss" else f"{metric} {best:.4g}"
+        return f"{view.study.num_over}/{view.study.most}", value
+    progress = view.progress
+    step = ""
+    if progress is not None and (progress.step or progress.until):
+        step = f"{progress.step}/{progress.until}" if progress.until else str(progress.step)
+    return step, format_loss(progress.loss if progress else None)
 
 
 def ps_reason(view: RunView) -> str:

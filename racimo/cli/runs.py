@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from racimo.cli.console import has_colour, table, talk, width, write, write_json
 from racimo.cli.parser import add_output, count
@@ -18,6 +20,10 @@ from racimo.cli.render import (
 )
 from racimo.spec.errors import RacimoError
 from racimo.state.nouns import ENDED
+
+if TYPE_CHECKING:
+    from racimo.client.api import Client
+    from racimo.control.views import RunView
 
 
 def _ps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,19 +58,42 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    _run_arguments(parser)
+    parser.add_argument("--picture", metavar="FILE", help="of a study: FILE.html, FILE.png or FILE.svg")
+    parser.add_argument("-f", "--follow", action="store_true", help="of a study: as it goes on, until it has ended")
+
+
 def _show(args: argparse.Namespace) -> int:
     from racimo.client import Client
 
+    if args.picture:
+        from racimo.client.pictures.page import check_picture
+
+        check_picture(Path(args.picture))
     with Client(say=talk, may_start=False) as client:
         view = client.run(args.run)
+        if view.spec.study is not None:
+            from racimo.cli.show_study import show_study
+
+            return show_study(client, view, args)
+        if args.picture or args.follow:
+            option = "--picture" if args.picture else "--follow"
+            raise RacimoError("wrong-state", f"{option} is for studies, and {view.id} is a {view.kind} run",
+                              f"racimo logs -f {view.id}")  # fmt: skip
         if args.output == "json":
             write_json(view)
             return 0
         write("\n".join(run_page(view)))
-        if view.status in ENDED:
-            with contextlib.suppress(RacimoError):  # that page is what was asked for
-                client.outputs(view.id)  # says what was written where it is no output
+        _name_strays(client, view)
     return 0
+
+
+def _name_strays(client: "Client", view: "RunView") -> None:
+    """Of a run that has ended: what it wrote where it is no output. The page is what was asked for, with or without."""
+    if view.status in ENDED:
+        with contextlib.suppress(RacimoError):
+            client.outputs(view.id)
 
 
 def _why(args: argparse.Namespace) -> int:
@@ -98,7 +127,7 @@ def _events(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "ps": (_ps_arguments, _ps),
-    "show": (_run_arguments, _show),
+    "show": (_show_arguments, _show),
     "why": (_run_arguments, _why),
     "events": (_events_arguments, _events),
 }

@@ -1,74 +1,81 @@
 """A tune run as it goes on, until it ends. Ctrl-C ends the watching, never the run."""
 
 import sys
+import time
 
-from racimo.cli.console import talk, write, write_json
-from racimo.cli.render import come_back, failure_lines
+from racimo.cli.console import has_colour, is_terminal, talk, write, write_json
+from racimo.cli.live_block import LiveBlock
+from racimo.cli.render import failure_lines
+from racimo.cli.study_words import live_lines, trial_line
 from racimo.client.api import Client
-from racimo.control.views import RunView, StudyView, TrialView
+from racimo.client.trial_table import TrialTable
+from racimo.control.views import RunView, TrialView
 from racimo.spec.errors import ExitCode
-from racimo.spec.study import Objective, StudySpec
 from racimo.state.nouns import ENDED
 
 WAIT_S = 1.0
+"""At most, for news; the time that passes is shown all the same."""
+REDRAW_S = 0.2
+"""At least between two looks: trials may end by the hundred a second."""
 
 
 def follow_study(client: Client, view: RunView, *, as_json: bool = False, quiet: bool = False) -> int:
-    """Shows trials as they end, and a table on a terminal; the command's exit code."""
-    terms = view.spec.study
-    assert terms is not None
-    trials: dict[int, TrialView] = {}
-    after = -1
+    """A table on a terminal, elsewhere a line for each trial that is over; the command's exit code."""
+    assert view.spec.study is not None
+    table = TrialTable(view.spec.study)
+    block = LiveBlock(sys.stderr) if is_terminal(sys.stderr) and not quiet else None
     try:
         while True:
-            study = client.trials(view.id, after, WAIT_S)
-            after = study.seq
-            ended = [trial for trial in study.trials if _news(trials.get(trial.number), trial)]
-            trials |= {trial.number: trial for trial in study.trials}
-            if not quiet:
-                for trial in ended:
-                    talk(trial_line(trial, terms))
+            began_s = time.monotonic()
             view = client.run(view.id)
-            if view.status in ENDED:
+            over = view.status in ENDED
+            assert view.spec.study is not None
+            if view.spec.study != table.terms:
+                table = table.under(view.spec.study)
+            changed = table.take(client.trials(view.id, table.newest.seq, 0.0 if over else WAIT_S))
+            if block is not None:
+                _draw(block, view, table, changed)
+            elif not quiet:
+                _tell(table, changed)
+            if over:
                 break
+            time.sleep(max(0.0, REDRAW_S - (time.monotonic() - began_s)))  # news are kept for the next look
     except KeyboardInterrupt:
         talk(come_back(view.id))
         return int(ExitCode.INTERRUPTED)
-    return _end(view, trials, study, terms, as_json)
+    return _end(view, table, as_json)
 
 
-def _news(before: TrialView | None, after: TrialView) -> bool:
-    return after.status not in ("waiting", "running") and (before is None or before.status != after.status)
+def come_back(run: str) -> str:
+    return (
+        f"{run} goes on without you\n  come back:  racimo show -f {run}\n"
+        f"  more of it: racimo tune --extend {run} --trials COUNT\n  end it:     racimo stop {run}"
+    )
 
 
-def _end(view: RunView, trials: dict[int, TrialView], study: StudyView, terms: StudySpec, as_json: bool) -> int:
+def _draw(block: LiveBlock, view: RunView, table: TrialTable, changed: list[TrialView]) -> None:
+    columns, rows = block.size
+    failed = [f"racimo: {trial_line(trial, table.terms)}" for trial in changed if trial.status == "failed"]
+    lines = live_lines(view, table, columns, rows, colour=has_colour(sys.stderr))
+    block.show(lines, above=[line[: columns - 1] for line in failed])
+
+
+def _tell(table: TrialTable, changed: list[TrialView]) -> None:
+    for trial in changed:
+        if trial.status not in ("waiting", "running"):
+            talk(trial_line(trial, table.terms))
+
+
+def _end(view: RunView, table: TrialTable, as_json: bool) -> int:
     if as_json:
         write_json(view)
-    elif study.best is not None:
-        best = trials[study.best]
-        write(" ".join(f"{name}={value}" for name, value in best.values.items()))
+    elif table.best is not None:
+        write(" ".join(f"{name}={value}" for name, value in table.best.values.items()))
     if view.reason is not None:
         talk(f"{view.id} {view.status}: {view.reason.text}")
     if view.status == "succeeded":
+        talk(f"look at it: racimo show {view.id} --picture {view.id}.html")
         return int(ExitCode.OK)
     if view.failure is not None:
-        for line in failure_lines(view.failure):
-            print(line, file=sys.stderr)
+        print("\n".join(failure_lines(view.failure)), file=sys.stderr)
     return int(ExitCode.RUN_FAILED)
-
-
-def trial_line(trial: TrialView, terms: StudySpec) -> str:
-    """`trial 7 finished: loss 0.0123 after 9 rounds  lr=0.001 layers=2`."""
-    told = ", ".join(_metric_words(objective, trial) for objective in terms.objectives)
-    values = " ".join(f"{name}={_short(value)}" for name, value in trial.values.items())
-    rounds = f" after {trial.rounds} round{'' if trial.rounds == 1 else 's'}" if trial.rounds else ""
-    return f"trial {trial.number} {trial.status}: {told}{rounds}  {values}"
-
-
-def _metric_words(objective: Objective, trial: TrialView) -> str:
-    value = trial.metrics.get(objective.metric)
-    return f"{objective.metric} {_short(value) if value is not None else 'not told'}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -49,6 +49,13 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     add("--metric-within", metavar="DURATION", help="a trial that reports nothing for so long has failed (10m)")
 
 
+def add_extend_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("going on with a study").add_argument
+    add("--extend", metavar="STUDY", default="", help="go on with it, also after its end, under what is given here")
+    add("--without", action="append", metavar="NAME", default=[], help="with --extend: a parameter less")
+    add("--other-space", action="store_true", help="with --extend: the space is meant to be another one")
+
+
 def study_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
     """The fields that were given; raises `UsageError` for what cannot be meant."""
     given = vars(args)

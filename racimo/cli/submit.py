@@ -7,7 +7,7 @@ from typing import Any
 from racimo.cli.console import talk, write, write_json
 from racimo.cli.parser import Parser, add_output
 from racimo.cli.spec_flags import add_spec_flags, fields_from_flags
-from racimo.cli.study_flags import add_study_flags, study_from_flags
+from racimo.cli.study_flags import add_extend_flags, add_study_flags, study_from_flags
 from racimo.cli.usage import UsageError
 from racimo.spec.build import FieldError, build_spec
 from racimo.spec.errors import RacimoError
@@ -36,10 +36,12 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "racimo tune FILE:FUNCTION --metric NAME --space NAME=RANGE ... [options]\n       racimo tune SPEC.yaml"
+        "\n       racimo tune --extend STUDY [--trials COUNT] [options]"
     )
     parser.description = "Search for the best configuration of a training function, many trials at a time."
     _arguments(parser, "tune", "FILE:FUNCTION")
     add_study_flags(parser)
+    add_extend_flags(parser)
 
 
 def _arguments(parser: argparse.ArgumentParser, kind: str, metavar: str) -> None:
@@ -78,9 +80,16 @@ def read_words(args: argparse.Namespace) -> tuple[str, list[str]]:
     return first, tail
 
 
-def make_spec(args: argparse.Namespace) -> tuple[RunSpec, Path | None]:
-    """The spec, and the folder where its paths begin (that of the YAML file, else the current one)."""
-    first, tail = read_words(args)
+def _before_dashes(words: list[str]) -> list[str]:
+    return words[: words.index("--")] if "--" in words else words
+
+
+def make_spec(args: argparse.Namespace, first: str = "") -> tuple[RunSpec, Path | None]:
+    """The spec, and the folder where its paths begin (that of the YAML file, else the current one). `first`: the file,
+    where the words have been read before."""
+    tail: list[str] = []
+    if not first:
+        first, tail = read_words(args)
     prog = args.parser.prog
     fields = fields_from_flags(args, prog)
     if args.kind == "tune" and (study := study_from_flags(args, prog)):
@@ -123,6 +132,14 @@ def _from_yaml(name: str, fields: dict[str, Any], tail: list[str], kind: str) ->
     return spec, folder
 
 
+def _tune(args: argparse.Namespace) -> int:
+    if not args.extend and not any(word.partition("=")[0] == "--extend" for word in _before_dashes(args.words)):
+        return _submit(args)
+    from racimo.cli.extend import extend
+
+    return extend(args)
+
+
 def _submit(args: argparse.Namespace) -> int:
     spec, root = make_spec(args)
     try:
@@ -139,7 +156,7 @@ def _submit(args: argparse.Namespace) -> int:
         view = client.submit_prepared(prepared, max_upload or DEFAULT_MAX_UPLOAD_BYTES)
         if args.detach:
             write_json(view) if args.output == "json" else write(view.id)
-            say(f"follow it: racimo logs -f {view.id}")
+            say(f"follow it: racimo {'show' if spec.kind == 'tune' else 'logs'} -f {view.id}")
             return 0
         if spec.kind == "tune":
             from racimo.cli.study import follow_study
@@ -153,5 +170,5 @@ def _submit(args: argparse.Namespace) -> int:
 COMMANDS = {
     "run": (_run_arguments, _submit),
     "train": (_train_arguments, _submit),
-    "tune": (_tune_arguments, _submit),
+    "tune": (_tune_arguments, _tune),
 }

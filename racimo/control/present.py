@@ -6,10 +6,12 @@ from msgspec.structs import replace
 
 from racimo.agent.protocol import Progress, UsageReply
 from racimo.control.core import Core
-from racimo.control.views import NodeView, RunProgress, RunView, WorkerView
+from racimo.control.views import NodeView, RunProgress, RunView, StudyProgress, WorkerView
 from racimo.spec.home import Home
 from racimo.state.fold import State
 from racimo.state.nouns import Node, Reason, Run, Worker, parse_worker_id, worker_id
+from racimo.state.study import Study
+from racimo.state.trials import OVER
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -116,7 +118,20 @@ def run_view(core: Core, run: Run, home: Home, progress: RunProgress | None, wit
         price_known=cost > 0 or highest_price(core.state) > 0,
         workers=tuple(worker_view(run, worker) for worker in run.workers.values()) if with_workers else (),
         progress=progress,
+        study=_study_progress(core.state.studies.get(run.id)),
         output_dir=str(home.output_dir(run.id)) if not run.nodes or here in run.nodes else "",
+    )
+
+
+def _study_progress(study: Study | None) -> StudyProgress | None:
+    if study is None:
+        return None
+    metric = study.objectives[0].metric
+    return StudyProgress(
+        num_over=sum(count for status, count in study.counts.items() if status in OVER),
+        most=study.terms.trials,
+        metric=metric,
+        best=study.best.metrics.get(metric) if study.best is not None else None,
     )
 
 

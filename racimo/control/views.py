@@ -51,6 +51,15 @@ class RunProgress(_View, frozen=True, kw_only=True):
     workers: tuple[Progress, ...] = ()
 
 
+class StudyProgress(_View, frozen=True, kw_only=True):
+    """Of a tune run: how many of at most `most` trials are over, and the best value of the first metric."""
+
+    num_over: int
+    most: int
+    metric: str
+    best: float | None = None
+
+
 class RunView(_View, frozen=True, kw_only=True):
     id: str
     kind: str
@@ -75,6 +84,7 @@ class RunView(_View, frozen=True, kw_only=True):
     """False where the price per device-hour is zero: a cost of zero then says nothing."""
     workers: tuple[WorkerView, ...] = ()
     progress: RunProgress | None = None
+    study: StudyProgress | None = None
     output_dir: str = ""
 
 

@@ -39,6 +39,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "upload-too-large": ErrorKind(_U, 413),
     "can-never-fit": ErrorKind(_N, 422),
     "secret-missing": ErrorKind(_U, 422),
+    "extra-missing": ErrorKind(_U, 501),
     "output-missing": ErrorKind(_U, 404),
     "run-unknown": ErrorKind(_U, 404),
     "node-unknown": ErrorKind(_U, 404),
@@ -81,6 +82,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "metric-missing": ErrorKind(_F, 500),
     "metric-late": ErrorKind(_F, 500),
     "proposer-failed": ErrorKind(_F, 500),
+    "prepaid-over": ErrorKind(_F, 500),
     # Training.
     "dataset-too-small": ErrorKind(_F, 500),
     "too-many-workers": ErrorKind(_U, 422),
