@@ -96,7 +96,7 @@ class Agent:
         self._files = FileWatcher()
         self._progress_number = 0
         self._progress_changed = Pulse()
-        self.workers = Workers(home, node, self._spool, self._blobs)
+        self.workers = Workers(home, node, self._spool, self._blobs, lambda *ask: self._neighbours.fetch_state(*ask))
         self.workers.adopt_all()
         self._neighbours = Neighbours(home, self._blobs, self.workers.environments)
         self._reading = Reading(home, self.workers, self._runs, self._files)
@@ -158,11 +158,13 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._link_tasks, return_exceptions=True)
         self._waits.close()
+        self.workers.slices.close()
         await self._watch.close()
         await self.server.close()
         await self._neighbours.close()
         await self.workers.zygotes.close(end_zygotes=self.ends_all)
         self._reading.close()
+        self._runs.close()
         self._files.close()
         self._spool.close()
 
@@ -226,6 +228,7 @@ class Agent:
     async def _run_slice(self, message: RunSlice) -> ReplyBody:
         entry = self.workers.entries.get(message.worker)
         if entry is not None and entry.live:
+            self.workers.prepaid.extend(entry, message.order.grant.paid_s)
             self.workers.slices.order(entry, message)
         return Ok()
 

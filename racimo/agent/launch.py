@@ -29,6 +29,7 @@ class Launch(_ZygoteMessage, frozen=True, kw_only=True):
     train_function: str = ""
     args: tuple[str, ...] = ()
     config: dict[str, Any] = {}
+    fresh: bool = False
     threads: int = 1
     seed: int = 0
     rank: int = 0

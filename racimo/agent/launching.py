@@ -95,6 +95,7 @@ def prepare_launch(
         train_function=order.train_function,
         args=order.args,
         config=order.config,
+        fresh=order.fresh,
         threads=order.threads,
         seed=order.seed,
         rank=order.rank,

@@ -6,16 +6,18 @@ import errno
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from racimo.act import tls
-from racimo.agent import peer_client
+from racimo.agent import peer_client, state_transfer
 from racimo.agent.arrivals import Arrivals
 from racimo.agent.blobs import BlobStore
 from racimo.agent.environments import EnvironmentFailed, Environments
 from racimo.agent.find_modules import missing_modules
+from racimo.agent.kept import Kept
 from racimo.agent.peer_protocol import MAX_SINK_BYTES, peer_key
 from racimo.agent.peer_server import PeerServer
 from racimo.agent.protocol import (
@@ -23,6 +25,7 @@ from racimo.agent.protocol import (
     FindModules,
     ModulesReply,
     Ok,
+    PeerAddress,
     ProbePeer,
     PutBlob,
     PutBlobPart,
@@ -83,7 +86,9 @@ class Neighbours:
             names = (address, socket.gethostname())
             pem = await asyncio.to_thread(tls.ensure_certificate, certificate, key, names)
             pin = tls.pin_of(pem)
-            server = PeerServer(folder, tls.server_context(certificate, key, ()), pin, self._key(), self._arrivals)
+            server = PeerServer(
+                folder, tls.server_context(certificate, key, ()), pin, self._key(), self._arrivals, self._home.output_dir
+            )
             port = await server.listen(address)
         except (OSError, RacimoError) as error:
             print(f"agent: cannot serve other agents at {address}: {error}", file=sys.stderr)
@@ -99,6 +104,11 @@ class Neighbours:
     async def close(self) -> None:
         await self._close_server()
         self._arrivals.close()
+
+    async def fetch_state(self, peer: PeerAddress, run: str, trial: int, least: int, folder: Path) -> Kept | None:
+        """The saved state of a trial from another node, if it holds at least so many rounds; put into `folder`. None,
+        and a line about it, if it cannot be had. `OSError` if the disk here does not take it."""
+        return await state_transfer.fetch(peer, self._key(), run, trial, least, folder)
 
     def _key(self) -> bytes:
         try:

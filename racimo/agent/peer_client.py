@@ -72,11 +72,11 @@ class Peer:
         self.address = address
         self._reader, self._writer = reader, writer
 
-    async def _say(self, message: Any) -> None:
+    async def say(self, message: Any) -> None:
         self._writer.write(encode_frame(message))
         await self._writer.drain()
 
-    async def _hear(self, timeout_s: float) -> Answer:
+    async def hear(self, timeout_s: float) -> Answer:
         async with asyncio.timeout(timeout_s):
             answer = await read_message(self._reader, _ANSWER, MAX_PIECE_BYTES)
         if answer is None:
@@ -86,10 +86,10 @@ class Peer:
     async def fetch(self, sha256s: Sequence[str], arrivals: Arrivals) -> tuple[str, ...]:
         """Gets contents into this node's store; those that the peer does not have. `OSError`, `FrameError`: it broke
         off; whatever came whole until then is there."""
-        await self._say(GetContents(sha256s=tuple(sha256s)))
+        await self.say(GetContents(sha256s=tuple(sha256s)))
         missing = []
         for position, sha256 in enumerate(sha256s):
-            answer = await self._hear(STALL_S)
+            answer = await self.hear(STALL_S)
             if isinstance(answer, ContentMissing) and answer.sha256 == sha256:
                 missing.append(sha256)
             elif not isinstance(answer, ContentBegins) or answer.sha256 != sha256:
@@ -107,7 +107,7 @@ class Peer:
         try:
             received = 0
             while received < begins.size_bytes:
-                answer = await self._hear(STALL_S)
+                answer = await self.hear(STALL_S)
                 if not isinstance(answer, Piece):
                     return False
                 received += len(answer.content)
@@ -119,7 +119,7 @@ class Peer:
     async def _receive_small(self, begins: ContentBegins, arrivals: Arrivals) -> bool:
         content = b""
         while len(content) < begins.size_bytes:
-            answer = await self._hear(STALL_S)
+            answer = await self.hear(STALL_S)
             if not isinstance(answer, Piece):
                 return False
             content += answer.content
@@ -132,8 +132,8 @@ class Peer:
         for number in range(count):
             content = number.to_bytes(4, "big")
             began_s = time.perf_counter()
-            await self._say(Echo(content=content))
-            answer = await self._hear(ECHO_TIMEOUT_S)
+            await self.say(Echo(content=content))
+            answer = await self.hear(ECHO_TIMEOUT_S)
             passed.append(time.perf_counter() - began_s)
             if not isinstance(answer, Echo) or answer.content != content or len(answer.content) > MAX_ECHO_BYTES:
                 raise FrameError(f"the agent of {self.address.node} answers an echo with something else")
@@ -149,8 +149,8 @@ class Peer:
                 self._writer.write(piece)
                 await self._writer.drain()
                 sent_bytes += SEND_PIECE_BYTES
-            await self._say(Piece())
-        answer = await self._hear(SINK_TIMEOUT_S)
+            await self.say(Piece())
+        answer = await self.hear(SINK_TIMEOUT_S)
         if not isinstance(answer, Sunk):
             raise FrameError(f"the agent of {self.address.node} does not say what it received")
         return answer.size_bytes / max(answer.passed_s, 1e-6)

@@ -6,7 +6,8 @@ client proves with `PeerHello` that it knows the cluster's secret, the server do
 
 Then: `GetContents` is answered, per content and in the order asked for, with `ContentBegins` and as many `Piece`s as
 its size takes, or with `ContentMissing` (which may also come instead of the next piece). `Echo` comes back as it is.
-`Sink` is followed by pieces, an empty one last, and answered with `Sunk`.
+`Sink` is followed by pieces, an empty one last, and answered with `Sunk`. `GetState` is answered with `StateBegins` and
+pieces, or with `ContentMissing`.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ import msgspec
 from racimo.agent.frames import FrameError
 from racimo.agent.protocol import FRAME_HEADER
 
-PEER_PROTOCOL = 1
+PEER_PROTOCOL = 2
 NONCE_BYTES = 32
 MAX_HELLO_BYTES = 4_096
 MAX_ASK_BYTES = 8 * 2**20
@@ -80,6 +81,21 @@ class ContentMissing(_Message, frozen=True, kw_only=True):
     message: str = ""
 
 
+class GetState(_Message, frozen=True, kw_only=True):
+    """The newest saved state of a trial, if it holds at least `least` rounds."""
+
+    run: str
+    trial: int
+    least: int = 0
+
+
+class StateBegins(_Message, frozen=True, kw_only=True):
+    """`name`: of its file."""
+
+    name: str
+    size_bytes: int
+
+
 class Echo(_Message, frozen=True, kw_only=True):
     content: bytes = b""
 
@@ -95,8 +111,8 @@ class Sunk(_Message, frozen=True, kw_only=True):
     passed_s: float
 
 
-Ask = GetContents | Echo | Sink
-Answer = ContentBegins | Piece | ContentMissing | Echo | Sunk | PeerRefused
+Ask = GetContents | GetState | Echo | Sink
+Answer = ContentBegins | StateBegins | Piece | ContentMissing | Echo | Sunk | PeerRefused
 
 
 def peer_key(secret: str) -> bytes:

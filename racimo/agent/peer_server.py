@@ -10,11 +10,13 @@ import ssl
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from racimo.act.tls_listener import TlsListener
+from racimo.agent import state_transfer
 from racimo.agent.arrivals import Arrivals
 from racimo.agent.frames import FrameError, encode_frame
 from racimo.agent.peer_protocol import (
@@ -30,6 +32,7 @@ from racimo.agent.peer_protocol import (
     ContentMissing,
     Echo,
     GetContents,
+    GetState,
     PeerChallenge,
     PeerHello,
     PeerRefused,
@@ -61,12 +64,21 @@ _PIECE = msgspec.msgpack.Decoder(Piece)
 
 
 class PeerServer:
-    """Listens at one address of this node. `folder` keeps the port, so that it stays the same across restarts."""
+    """Listens at one address of this node. `folder` keeps the port, so that it stays the same across restarts.
+    `output_dir` says where a run's outputs lie here, the states of its trials among them."""
 
-    def __init__(self, folder: Path, context: ssl.SSLContext, pin: str, key: bytes, arrivals: Arrivals) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        context: ssl.SSLContext,
+        pin: str,
+        key: bytes,
+        arrivals: Arrivals,
+        output_dir: Callable[[str], Path] = Path,
+    ) -> None:
         self.port = 0
         self._folder, self._context, self._pin, self._key = folder, context, pin, key
-        self._arrivals = arrivals
+        self._arrivals, self._output_dir = arrivals, output_dir
         self._listening: asyncio.Task[None] | None = None
         self._unmet: Counter[str] = Counter()
         self._connections: set[asyncio.Task[None]] = set()
@@ -176,6 +188,8 @@ class PeerServer:
                 await writer.drain()
             case Sink():
                 await self._sink(reader, writer)
+            case GetState():
+                await state_transfer.send(ask, self._output_dir, writer)
             case GetContents():
                 wait = True
                 for sha256 in ask.sha256s:

@@ -81,6 +81,10 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seed: int = 0
     hang_after_s: float = 60.0
     checkpoint: CheckpointSpec = CheckpointSpec()
+    paid_s: float = 0.0
+    """For how many seconds it may have its devices, until a slice pays for more; 0: no limit."""
+    fresh: bool = False
+    """Of a tune run: a process for each trial."""
     exec_of: str = ""
 
 
@@ -331,15 +335,26 @@ class Announce(_Message, frozen=True, kw_only=True):
     reason: str
 
 
+class StateAt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the saved state of a trial may lie; `peer`: how that node's agent is reached from others, if it is."""
+
+    trial: int
+    node: str
+    peer: PeerAddress | None = None
+
+
 class SliceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A slice of a trial as its worker gets it: `values` is the function's `config` (over the run's own). `rounds` are
-    those that it has had. `objectives`: the metrics that count, of which a value that is not finite ends the trial."""
+    those that it has had, `step` its newest report's, `saved` the rounds that a state of it holds, which lies at one of
+    `states` (the likeliest first). `objectives`: the metrics that count, of which a value that is not finite ends the
+    trial."""
 
     grant: Grant
     values: Values
     rounds: int = 0
+    step: int = 0
     saved: int = 0
-    saved_on: str = ""
+    states: tuple[StateAt, ...] = ()
     objectives: tuple[str, ...] = ()
     metric_within_s: float = 0.0
 

@@ -1,5 +1,8 @@
-"""What the agent keeps per run: its newest generation, and what its workers reported (first wins per step and name)."""
+"""What the agent keeps per run: its newest generation, and what its workers reported (first wins per trial, step and
+name)."""
 
+import errno
+import math
 import os
 import sys
 from pathlib import Path
@@ -52,37 +55,100 @@ def newest_run_number(home: Home) -> int:
     return max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=0)
 
 
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""How what JSON has no number for is written."""
+
+
+class _ReportLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A report in its file."""
+
+    step: int
+    values: dict[str, float | str | None]
+    """None: a value that is not finite, from before there were words for it."""
+    trial: int | None = None
+
+
+_REPORT_LINE = msgspec.json.Decoder(_ReportLine)
+
+
+def encode_report(report: Report) -> bytes:
+    """One line of a file of reports."""
+    values = {name: value if math.isfinite(value) else str(value) for name, value in report.values.items()}
+    return msgspec.json.encode(_ReportLine(step=report.step, values=values, trial=report.trial)) + b"\n"
+
+
+def decode_report(line: bytes) -> Report:
+    """`msgspec.DecodeError` for a line that a kill or a full disk has torn."""
+    read = _REPORT_LINE.decode(line)
+    values = {
+        name: _WORDS.get(value, math.nan) if isinstance(value, str) else math.nan if value is None else value
+        for name, value in read.values.items()
+    }
+    return Report(step=read.step, values=values, trial=read.trial)
+
+
+class Seen:
+    """Which (trial, step, name) was reported: the first value of each counts."""
+
+    def __init__(self) -> None:
+        self._keys: set[tuple[int | None, int, str]] = set()
+
+    def copy(self) -> "Seen":
+        """Another one that has seen the same so far."""
+        other = Seen()
+        other._keys = set(self._keys)
+        return other
+
+    def fresh(self, report: Report) -> Report | None:
+        """What of a report is new; None if nothing is."""
+        values = {
+            name: value for name, value in report.values.items() if (report.trial, report.step, name) not in self._keys
+        }
+        return Report(step=report.step, values=values, trial=report.trial) if values else None
+
+    def note(self, report: Report) -> None:
+        """From now on it is not new."""
+        self._keys.update((report.trial, report.step, name) for name in report.values)
+
+
 class _Reports:
-    """One run's reports: the file, and which (step, name) it holds."""
+    """One run's reports: the file, and which of each trial, step and name it holds."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self.lines: list[Report] = []
-        self._seen: set[tuple[int, str]] = set()
-        if path.exists():
-            content = path.read_bytes()
-            if content and not content.endswith(b"\n"):
-                os.truncate(path, content.rfind(b"\n") + 1)  # a line torn by a kill in the middle of the write
-            for line in content.splitlines():
-                try:
-                    report = msgspec.json.decode(line, type=Report)
-                except msgspec.DecodeError:
-                    continue  # the torn one
+        self._seen = Seen()
+        self._file = open(path, "a+b", buffering=0)
+        self._file.seek(0)
+        content = self._file.read()
+        if content and not content.endswith(b"\n"):
+            self._file.truncate(content.rfind(b"\n") + 1)  # a line torn by a kill in the middle of the write
+        self._file.seek(0, os.SEEK_END)
+        for line in content.splitlines():
+            try:
+                report = self._seen.fresh(decode_report(line))
+            except msgspec.DecodeError:
+                continue  # the torn one
+            if report is not None:
                 self._keep(report)
 
     def add(self, report: Report) -> None:
-        """Keeps what nobody reported before. Beyond the bound, nothing."""
-        values = {name: value for name, value in report.values.items() if (report.step, name) not in self._seen}
-        if not values or len(self.lines) >= MAX_REPORT_LINES:
+        """Keeps what nobody reported before. Beyond the bound, nothing. `OSError` if the disk does not take it."""
+        fresh = self._seen.fresh(report) if len(self.lines) < MAX_REPORT_LINES else None
+        if fresh is None:
             return
-        fresh = Report(step=report.step, values=values)
-        with open(self._path, "ab") as file:
-            file.write(msgspec.json.encode(fresh) + b"\n")
+        line = encode_report(fresh)
+        size_bytes = self._file.tell()
+        if self._file.write(line) != len(line):
+            self._file.truncate(size_bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
         self._keep(fresh)
 
     def _keep(self, report: Report) -> None:
         self.lines.append(report)
-        self._seen.update((report.step, name) for name in report.values)
+        self._seen.note(report)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Runs:
@@ -136,15 +202,25 @@ class Runs:
 
     def forget(self, run: str) -> None:
         self._announced.pop(run, None)
-        self._reports.pop(run, None)
+        self._close(run)
         self.reported.discard(run)
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for run in list(self._reports):
+            self._close(run)
 
     def _reports_of(self, run: str) -> _Reports:
         if run not in self._reports:
             if len(self._reports) >= MAX_OPEN_RUNS:
-                self._reports.pop(next(iter(self._reports)))
+                self._close(next(iter(self._reports)))
             self._reports[run] = _Reports(self._folder(run) / "reports.jsonl")
         return self._reports[run]
+
+    def _close(self, run: str) -> None:
+        reports = self._reports.pop(run, None)
+        if reports is not None:
+            reports.close()
 
     def _folder(self, run: str) -> Path:
         folder = self._root / run

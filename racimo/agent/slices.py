@@ -1,10 +1,13 @@
 """Slices of trials on their way to workers and back: none runs twice, and no result is lost once its worker said it.
 
 A worker writes each result into a file of its folder before it says it. So a result counts even if agent and worker die
-together; what the file holds beyond what was told is told before the worker's exit.
+together: what the file holds beyond what was told is told before the worker's exit. Only its last line can be that: a
+worker gets another slice once the result before is in the journal.
 """
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,36 +16,46 @@ from racimo.agent.entry import Entry
 from racimo.agent.frames import encode_frame
 from racimo.agent.protocol import RunSlice, SliceDone
 from racimo.agent.spool import Spool
+from racimo.agent.states import States
 from racimo.state.events import SliceEnded
 
 RESULTS_FILE = "slices.jsonl"
 MAX_TAIL_BYTES = 1 << 20
-"""Of the file, from its end: a worker has at most one result that was not told."""
+"""Of the file, from its end."""
 
 _DONE = msgspec.json.Decoder(SliceDone)
 
 
 class Slices:
-    """The newest slice of each live worker of this node."""
+    """The newest slice of each live worker of this node. `states` brings what a slice goes on from."""
 
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
+    def __init__(self, spool: Spool, states: States) -> None:
+        self._spool, self._states = spool, states
         self._orders: dict[str, RunSlice] = {}
+        self._ready: dict[str, int] = {}
+        """By worker, the number of the newest slice whose state is here."""
         self._told: dict[str, int] = {}
         """By worker, the number of the newest slice whose result is in the spool."""
+        self._bringing: set[asyncio.Task[None]] = set()
 
     def order(self, entry: Entry, message: RunSlice) -> None:
-        """Passes a slice on, unless it is known or over."""
+        """Passes a slice on once its trial's state is here, unless it is known or over."""
         number = message.order.grant.number
         if number <= self._newest(entry):
             return
         self._orders[entry.name] = message
-        entry.send(encode_frame(message))
+        if self._states.is_here(entry.run, message.order):
+            self._pass_on(entry, message)
+            return
+        task = asyncio.create_task(self._bring(entry, message), name=f"state for {entry.name}")
+        self._bringing.add(task)
+        task.add_done_callback(self._bringing.discard)
 
     def connected(self, entry: Entry) -> None:
         """The worker is there (again): it is told what it may have missed."""
         message = self._orders.get(entry.name)
-        if message is not None and message.order.grant.number > self._told.get(entry.name, -1):
+        number = message.order.grant.number if message is not None else -1
+        if message is not None and number > self._told_of(entry) and number <= self._ready.get(entry.name, -1):
             entry.send(encode_frame(message))
 
     def done(self, entry: Entry, message: SliceDone) -> None:
@@ -58,17 +71,35 @@ class Slices:
 
     def ended(self, entry: Entry) -> None:
         """The worker has ended: what it wrote down and nobody was told is told now."""
-        for message in _written(entry.directory):
-            self.done(entry, message)
-        self._orders.pop(entry.name, None)
-        self._told.pop(entry.name, None)
+        written = newest_result(entry.directory)
+        if written is not None:
+            self.done(entry, written)
+        for table in (self._orders, self._told, self._ready):
+            table.pop(entry.name, None)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        for task in self._bringing:
+            task.cancel()
+
+    async def _bring(self, entry: Entry, message: RunSlice) -> None:
+        try:
+            await self._states.bring(entry.run, message.order)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not keep the trial from going on
+            print(f"agent: the state of trial {message.order.grant.trial} of {entry.run}: {error!r}", file=sys.stderr)
+        if entry.live and self._orders.get(entry.name) is message:
+            self._pass_on(entry, message)
+
+    def _pass_on(self, entry: Entry, message: RunSlice) -> None:
+        self._ready[entry.name] = message.order.grant.number
+        entry.send(encode_frame(message))
 
     def _newest(self, entry: Entry) -> int:
         known = self._orders.get(entry.name)
         return max(known.order.grant.number if known is not None else -1, self._told_of(entry))
 
     def _told_of(self, entry: Entry) -> int:
-        """What an earlier agent told is what is in the file: it was in the spool when the worker went on."""
+        """What an earlier agent told and is not acknowledged is in the spool. What was acknowledged since may be told
+        again, which control knows by its number."""
         if entry.name not in self._told:
             pending = [
                 event.number
@@ -83,14 +114,18 @@ def _key(entry: Entry) -> tuple[str, int, int]:
     return entry.run, entry.attempt, entry.index
 
 
-def _written(directory: Path) -> list[SliceDone]:
-    """The results at the end of a worker's file, in order; a torn last line is none."""
+def newest_result(directory: Path) -> SliceDone | None:
+    """The last whole line of a worker's file; one that a kill has torn is none."""
     try:
         with open(directory / RESULTS_FILE, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - MAX_TAIL_BYTES))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
-        return []
-    whole = lines[1:-1] if size > MAX_TAIL_BYTES else lines[:-1]
-    return [_DONE.decode(line) for line in whole]
+        return None
+    for line in reversed(lines[:-1]):
+        try:
+            return _DONE.decode(line)
+        except msgspec.DecodeError:
+            continue  # what a kill cut off, and another process of the worker has gone on behind
+    return None

@@ -16,12 +16,14 @@ from racimo.agent.launch import Reaped
 from racimo.agent.launching import read_order, write_order
 from racimo.agent.leftovers import REAP_WAIT_S, end_leftovers
 from racimo.agent.logs import cap_logs
+from racimo.agent.prepaid import Prepaid
 from racimo.agent.protocol import StartReply, StartWorker, StopWorker, WorkerOrder
 from racimo.agent.pulse import Pulse
 from racimo.agent.runs import newest_commit
 from racimo.agent.slices import Slices
 from racimo.agent.spool import Spool
 from racimo.agent.starting import Starter, StartFailed
+from racimo.agent.states import Fetch, States
 from racimo.agent.stopping import signal_worker, stop_worker, terminate
 from racimo.agent.turns import await_turn
 from racimo.agent.zygotes import Zygotes
@@ -38,9 +40,9 @@ MAX_LIVE_WORKERS = 400
 
 
 class Workers:
-    """All workers that this node knows, by name. `commits_of(run)` is told by the runs' records."""
+    """All workers that this node knows, by name. `fetch_state` gets what a trial has saved from another node."""
 
-    def __init__(self, home: Home, node: Node, spool: Spool, blobs: BlobStore) -> None:
+    def __init__(self, home: Home, node: Node, spool: Spool, blobs: BlobStore, fetch_state: Fetch) -> None:
         self.entries: dict[str, Entry] = {}
         self.ended = Pulse()
         """Beats when any worker's exit is in the spool."""
@@ -49,7 +51,8 @@ class Workers:
         """Newest step that any worker of a run said it committed."""
         self._home, self._node, self._spool, self._blobs = home, node, spool, blobs
         self._ballast = home.node_dir / BALLAST_FILE
-        self.slices = Slices(spool)
+        self.slices = Slices(spool, States(home, node.id, fetch_state))
+        self.prepaid = Prepaid(lambda: self._node.host)
         self.zygotes = Zygotes(home, self._on_reaped, self._on_lost)
         self._starter = Starter(home, node, blobs, self.zygotes)
         self.environments = self._starter.environments
@@ -94,6 +97,7 @@ class Workers:
             entry.accepted_s = record.monotonic_s
             entry.ready = read_ready(directory)
             self._watch(entry, record)
+            self.prepaid.adopted(entry)
         elif exit is None:
             return  # ordered but never begun: control orders it again
         else:
@@ -127,6 +131,7 @@ class Workers:
             return StartReply(missing=missing)
         entry = Entry(order=order, directory=self._home.worker_dir(order.worker))
         self.entries[order.worker] = entry
+        self.prepaid.started(entry)
         entry.start_task = asyncio.create_task(self._start(entry), name=f"start {entry.name}")
         self.started.beat()
         return StartReply()
@@ -293,6 +298,7 @@ class Workers:
 
     async def _report(self, entry: Entry, exit: Exit) -> None:
         entry.cancel_timers()
+        self.prepaid.ended(entry)
         if entry.live:
             exit = msgspec.structs.replace(exit, held_s=_lease_s(entry, exit))
         commits = self.commits.get(entry.run, 0)

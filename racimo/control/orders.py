@@ -2,11 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from racimo.agent.protocol import FileEntry, SliceOrder, WorkerOrder
+from racimo.agent.protocol import FileEntry, SliceOrder, StateAt, WorkerOrder
+from racimo.control.shipping import peer_of
 from racimo.spec.quantity import parse_duration_s
 from racimo.spec.run import RunSpec
 from racimo.state.nouns import Node, Run, Worker, worker_id
@@ -60,6 +61,8 @@ def worker_order(
     """The order for one worker of the run's present attempt; the same whenever it is asked for."""
     spec = run.spec
     first = _first_workers(run)
+    alone = spec.kind == "tune"
+    """Its function sees one worker: each of the run's runs trials of its own."""
     return WorkerOrder(
         worker=worker_id(run.id, worker.attempt, worker.index),
         kind=spec.kind,
@@ -75,33 +78,48 @@ def worker_order(
         devices=worker.devices,
         threads=spec.threads,
         memory_bytes=spec.memory_bytes,
-        rank=worker.rank,
+        rank=0 if alone else worker.rank,
         # A worker that comes later is outside of torchrun's count; the generation tells it its place.
-        world_size=max(len(first), worker.rank + 1),
+        world_size=1 if alone else max(len(first), worker.rank + 1),
         restart_count=run.attempt - 1,
         max_restarts=spec.retries,
         rendezvous_key=f"{run.id}/{worker.attempt}",
-        least=run.least,
-        most=run.most,
+        least=1 if alone else run.least,
+        most=1 if alone else run.most,
         seed=spec.seed,
         hang_after_s=parse_duration_s(spec.hang_after),
         checkpoint=spec.checkpoint,
-        **_place(run, worker, first, nodes),
+        paid_s=worker.paid_s,
+        fresh=spec.study is not None and spec.study.fresh,
+        **({} if alone else _place(run, worker, first, nodes)),
     )
 
 
-def slice_order(study: Study, grant: Grant) -> SliceOrder:
+def slice_order(study: Study, grant: Grant, nodes: Mapping[str, Node]) -> SliceOrder:
     """What the worker of a grant is told; the same whenever it is asked for while the slice runs."""
     trial = study.trials[grant.trial]
     return SliceOrder(
         grant=grant,
         values=trial.values,
         rounds=trial.rounds,
+        step=trial.step,
         saved=trial.saved,
-        saved_on=trial.saved_on,
+        states=tuple(_states(study, grant, nodes)),
         objectives=tuple(objective.metric for objective in study.objectives),
         metric_within_s=study.terms.metric_within_s,
     )
+
+
+def _states(study: Study, grant: Grant, nodes: Mapping[str, Node]) -> Iterator[StateAt]:
+    """Where a state may lie that the slice goes on from: where it ran last, where one was surely saved, its parent's."""
+    trial = study.trials[grant.trial]
+    parent = study.trials[grant.state_of] if grant.state_of is not None else None
+    wanted = [(trial.number, trial.ran_on), (trial.number, trial.saved_on)]
+    wanted += [(parent.number, parent.saved_on)] if parent is not None else []
+    for number, name in dict.fromkeys(wanted):
+        if name:
+            node = nodes.get(name)
+            yield StateAt(trial=number, node=name, peer=peer_of(node) if node is not None else None)
 
 
 def master_port(key: str) -> int:

@@ -1,4 +1,4 @@
-"""What the workers of a run reported, from all nodes: first wins per step and name.
+"""What the workers of a run reported, from all nodes: first wins per trial, step and name.
 
 A run on the head alone is read there. Once it has been elsewhere, the lines of its nodes are merged into a file at the
 head, in the order in which they came here: a client's position in it means the same after a restart and without those
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from racimo.agent.protocol import ReadReports, Report, ReportBatch
+from racimo.agent.runs import Seen, decode_report, encode_report
 from racimo.control.carrier import Carrier
 from racimo.control.views import ReportsView
 from racimo.spec.errors import RacimoError
@@ -35,7 +36,7 @@ class _Merged:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines: list[Report] = []
-        self._seen: set[tuple[int, str]] = set()
+        self._seen = Seen()
         self.read_upto: dict[str, int] = {}
         self.lock = asyncio.Lock()
         try:
@@ -44,29 +45,27 @@ class _Merged:
             return
         for line in content.split(b"\n"):
             try:
-                self._keep(msgspec.json.decode(line, type=Report))
+                report = self._seen.fresh(decode_report(line))
             except msgspec.DecodeError:
                 continue  # the end of the file, or what a full disk cut off
+            if report is not None:
+                self._seen.note(report)
+                self.lines.append(report)
 
     def add(self, reports: tuple[Report, ...]) -> None:
         """Keeps what is new. `OSError` if the disk does not take it; then it is read again."""
-        fresh: list[Report] = []
-        seen = set(self._seen)
-        for report in reports:
-            values = {name: value for name, value in report.values.items() if (report.step, name) not in seen}
-            if values and len(self.lines) + len(fresh) < MAX_LINES:
-                fresh.append(Report(step=report.step, values=values))
-                seen.update((report.step, name) for name in values)
+        seen, fresh = self._seen.copy(), []
+        for report in reports[: MAX_LINES - len(self.lines)]:
+            new = seen.fresh(report)
+            if new is not None:
+                seen.note(new)
+                fresh.append(new)
         if fresh:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self._path, "ab") as file:
-                file.write(b"".join(msgspec.json.encode(report) + b"\n" for report in fresh))
-        for report in fresh:
-            self._keep(report)
-
-    def _keep(self, report: Report) -> None:
-        self.lines.append(report)
-        self._seen.update((report.step, name) for name in report.values)
+                file.write(b"".join(map(encode_report, fresh)))
+        self._seen = seen
+        self.lines += fresh
 
 
 class ReportBoard:

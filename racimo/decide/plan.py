@@ -11,6 +11,7 @@ from racimo.decide.tune.lanes import Lanes
 from racimo.state.events import Intent, RunRequeued, WorkersPlanned
 from racimo.state.fold import State
 from racimo.state.nouns import Node, Run
+from racimo.state.study import Study
 
 
 def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> Decisions:
@@ -29,7 +30,8 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
     queued: list[Run] = []
     for run in in_order([state.runs[run] for run in state.open_runs]):
         if run.status == "queued":
-            queued.append(run)
+            if not steering.spent(run):
+                queued.append(run)
         elif run.live_workers:
             steering.steer(run)
         elif run.status != "paused":
@@ -40,7 +42,7 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
         return Decisions(intents=tuple(intents))
     planned = {intent.run for intent in intents if isinstance(intent, WorkersPlanned)}
     hungry = [run for run in going if run.id not in planned and len(heal.staying(run)) < run.least]
-    queue = Queue(state, pool, absent)
+    queue = Queue(state, pool, absent, steering.waiting)
     for run in in_order(queued + hungry):
         queue.serve(run)
     intents += queue.intents
@@ -61,6 +63,7 @@ def decide(state: State, now_s: float, absent: frozenset[str] = frozenset()) -> 
         steering.due += preemption.due
     due = steering.due + ([away.due_s] if away.due_s is not None else [])
     due += [at_s + PAIR_FRESH_S for at_s in state.unreachable.values() if now_s < at_s + PAIR_FRESH_S]
+    due += [at_s for lanes in steering.lanes for at_s in lanes.due]
     wants = {lanes.run.id: lanes.wants for lanes in steering.lanes if lanes.wants}
     return Decisions(intents=tuple(intents), waits=queue.waits, next_due_s=min(due, default=None), wants=wants)
 
@@ -74,6 +77,8 @@ class _Steering:
         self.going: list[Run] = []
         self.lanes: list[Lanes] = []
         """Of tune runs with workers."""
+        self.waiting: dict[str, Lanes] = {}
+        """Of tune runs in the queue."""
         self.pool = Pool.free(state, now_s, absent)
         self._state = state
         self._now_s = now_s
@@ -82,12 +87,26 @@ class _Steering:
     def close(self, run: Run) -> Intent:
         """For a run whose workers have all ended."""
         study = self._state.studies.get(run.id)
-        return end.close(run) if study is None else Lanes(run, study, self._now_s).close()
+        return end.close(run) if study is None else self._lanes(run, study).close()
+
+    def spent(self, run: Run) -> bool:
+        """For a run in the queue: whether it has no money or time left, and so ends where it is."""
+        study = self._state.studies.get(run.id)
+        if study is None:
+            return False
+        lanes = self.waiting[run.id] = self._lanes(run, study)
+        if lanes.num_startable:
+            return False
+        self.intents.append(lanes.close())
+        return True
+
+    def _lanes(self, run: Run, study: Study) -> Lanes:
+        return Lanes(run, study, self._now_s, self._draining, self._state.nodes)
 
     def steer(self, run: Run) -> None:
         study = self._state.studies.get(run.id)
         if study is not None:
-            lanes = Lanes(run, study, self._now_s, self._draining)
+            lanes = self._lanes(run, study)
             self.intents += lanes.steer()
             self.lanes.append(lanes)
             return

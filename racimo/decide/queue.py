@@ -1,12 +1,13 @@
 """Who gets free devices next: priority, then first come; gangs whole; nobody overtakes the first who waits."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 import msgspec
 
 from racimo.decide import heal
 from racimo.decide.fit import Ask, Group, Pool, ask_of, kind_words
+from racimo.decide.tune.lanes import Lanes
 from racimo.spec.run import PRIORITY_ORDER
 from racimo.state.events import AttemptPlanned, WorkersLeaving, WorkersPlanned
 from racimo.state.fold import State
@@ -27,12 +28,16 @@ class Waiter(msgspec.Struct, frozen=True):
 class Queue:
     """One walk through everybody who asks for devices: `intents` are what they get, `waits` why the others do not."""
 
-    def __init__(self, state: State, pool: Pool, absent: Collection[str]) -> None:
+    def __init__(
+        self, state: State, pool: Pool, absent: Collection[str], lanes: Mapping[str, Lanes] | None = None
+    ) -> None:
         self.intents: list[AttemptPlanned | WorkersPlanned | WorkersLeaving] = []
         self.waits: dict[str, Reason] = {}
         self._state = state
         self._pool = pool
         self._absent = absent
+        self._lanes = lanes or {}
+        """Of tune runs that wait: they know with how many workers they may begin."""
         self._blocked: dict[str, Waiter] = {}
         self._num_ahead = 0
 
@@ -58,16 +63,21 @@ class Queue:
         elif run.status == "running":
             self._fill(run, ask)
         else:
-            chosen = self._pool.choose(ask, heal.target(run)) if self._pool.room(ask) >= run.least else []
+            chosen = self._pool.choose(ask, self._most(run)) if self._pool.room(ask) >= run.least else []
             if sum(count for _, count in chosen) >= run.least:
                 self._begin(run, ask, chosen)
             else:
                 self._wait(run, run.least, ask)
         self._num_ahead += run.id in self.waits
 
+    def _most(self, run: Run) -> int:
+        lanes = self._lanes.get(run.id)
+        return heal.target(run) if lanes is None else lanes.num_startable
+
     def _begin(self, run: Run, ask: Ask, chosen: list[tuple[Group, int]]) -> None:
-        most = heal.target(run)
+        most, lanes = self._most(run), self._lanes.get(run.id)
         placements = self._pool.take(ask, chosen, 0)
+        placements = placements if lanes is None else lanes.pay(placements)
         devices, nodes = len(placements) * ask.per_worker, len({group[0] for group, _ in chosen})
         text = f"starts with {len(placements)} of {run.least}..{most} workers" if run.least < most else "starts"
         text += f" on {kind_words(ask.kind, devices)}" + (f" of {nodes} nodes" if nodes > 1 else "")

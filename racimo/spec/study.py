@@ -51,8 +51,9 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     (money, at the nodes' prices) are hard. A *round* is one report of the metric: `first_round` and `eta` say after
     how many the scheduler looks (first, first x eta, ...), `rounds` after how many a trial is complete (0: when its
     function returns). `retries`: how often a trial goes on after its worker died; with `retry_raised` also after its
-    function raised. `metric_within`: a trial without any report for so long has failed. `proposer` and `scheduler`
-    are names, the proposer also `FILE.py:CLASS`."""
+    function raised. `metric_within`: a trial without any report or step for so long has failed. `fresh`: each trial
+    gets a process of its own, for functions that leave something behind. `proposer` and `scheduler` are names, the
+    proposer also `FILE.py:CLASS`."""
 
     space: dict[str, Any]
     metric: str | tuple[str, ...]
@@ -72,6 +73,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     retries: int = 2
     retry_raised: bool = False
     metric_within: str = "10m"
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         space = self.parsed_space
@@ -102,6 +104,8 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.proposer == "grid" and space.num_points is None:
             endless = next(name for name, one in space.parameters.items() if one.num_values is None)
             raise ValueError(f"a grid needs a step for {endless}: {space.parameters[endless]} step ...")
+        if len(self.objectives) > 1 and self.proposer == "cma-es":
+            raise ValueError("several metrics go with every proposer but cma-es")
         if len(self.objectives) > 1 and self.scheduler not in ("none", "asha"):
             raise ValueError(f"several metrics go with the schedulers asha and none, not {self.scheduler}")
         for duration in (self.time, self.metric_within):

@@ -185,6 +185,8 @@ def _lose(state: State, event: ev.WorkersLost, at_s: float) -> None:
             worker=worker_id(run.id, worker.attempt, index),
         )
         held_s = max(0.0, at_s - worker.started_at_s)
+        if worker.paid_s:
+            held_s = min(held_s, worker.paid_s)  # its agent, or its machine's end, has ended it by then
         changes: dict[str, Any] = {"device_s": run.device_s + held_s * len(worker.devices)}
         if run.status == "paused":
             changes["status"] = "pausing"  # as in `_exit`
@@ -244,11 +246,11 @@ def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
         case ev.RunRequeued():
             state.runs[run.id] = _requeue(run, event, at_s)
         case ev.RunPaused():
-            state.runs[run.id] = replace(run, status="paused", reason=event.reason)
+            state.runs[run.id] = replace(_inactive(run, at_s), status="paused", reason=event.reason)
         case ev.RunEnded():
             state.open_runs.pop(run.id, None)
             state.runs[run.id] = replace(
-                run, status=event.status, reason=event.reason, failure=event.failure, ended_at_s=at_s, hold=""
+                _inactive(run, at_s), status=event.status, reason=event.reason, failure=event.failure, ended_at_s=at_s, hold=""
             )
         case _:
             assert_never(event)
@@ -273,7 +275,7 @@ def _resume(run: Run, at_s: float) -> Run:
             w.index: replace(w, leaving="") if w.live and w.leaving == "pause" else w for w in run.workers.values()
         }
         reason = Reason(code="resumed", text="resumed: its processes go on where they were frozen")
-        return replace(run, status="running", hold="", workers=workers, reason=reason)
+        return replace(run, status="running", hold="", workers=workers, reason=reason, active_since_s=at_s)
     if run.status == "pausing":
         undecided = not any(worker.leaving == "pause" for worker in run.workers.values())
         return replace(run, status="running" if undecided else "pausing", hold="")
@@ -295,6 +297,7 @@ def _begin_attempt(state: State, run: Run, event: ev.AttemptPlanned, at_s: float
         failure=None,
         reason=event.reason,
         started_at_s=at_s if run.started_at_s is None else run.started_at_s,
+        active_since_s=at_s,
     )
     _add_workers(state, begun, event.placements, at_s)
 
@@ -309,6 +312,7 @@ def _add_workers(state: State, run: Run, placements: tuple[Placement, ...], at_s
             devices=place.devices,
             rank=place.index,
             started_at_s=at_s,
+            paid_s=place.paid_s,
         )
         workers[place.index] = worker
         state.lease(run.id, worker)
@@ -347,9 +351,13 @@ def _without_long_gone(run: Run, members: tuple[int, ...]) -> dict[int, Worker]:
     return {index: worker for index, worker in run.workers.items() if index not in dropped}
 
 
+def _inactive(run: Run, at_s: float) -> Run:
+    return replace(run, active_s=run.active_until(at_s), active_since_s=None)
+
+
 def _requeue(run: Run, event: ev.RunRequeued, at_s: float) -> Run:
     return replace(
-        run,
+        _inactive(run, at_s),
         status="paused" if run.hold else "queued",
         queued_at_s=at_s,
         retries_used=run.retries_used + event.retry,

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from racimo.state import events as ev
 from racimo.state.nouns import Reason, Run, Worker
 from racimo.state.state import State
-from racimo.state.study import Bill, StudyEvent
+from racimo.state.study import Bill, Study, StudyEvent
 
 
 def apply(state: State, event: StudyEvent, at_s: float) -> None:
@@ -23,6 +23,16 @@ def apply(state: State, event: StudyEvent, at_s: float) -> None:
         worker = state.worker(event.run, event.attempt, event.index)
         bill = _bill(state, worker) if worker is not None else None
     study.apply(event, state.seq, at_s, bill)
+    if isinstance(event, ev.SliceGranted):
+        _pay(state, run, study, event)
+
+
+def _pay(state: State, run: Run, study: Study, event: ev.SliceGranted) -> None:
+    """With a slice its worker's life is paid for up to some age; that never gets less."""
+    worker = state.worker(run.id, event.attempt, event.grant.worker)
+    if worker is not None and study.grant_of(worker.index) == event.grant and event.grant.paid_s > worker.paid_s:
+        paid = replace(worker, paid_s=event.grant.paid_s)
+        state.runs[run.id] = replace(run, workers={**run.workers, worker.index: paid})
 
 
 def _reopen(state: State, run: Run, event: ev.StudyChanged, at_s: float) -> None:
@@ -40,7 +50,7 @@ def lose(state: State, run: Run, worker: Worker, at_s: float) -> None:
     """A worker has ended; if it ran a slice, that is lost with it."""
     study = state.studies.get(run.id)
     if study is not None:
-        study.lose(worker.index, state.seq, at_s, _bill(state, worker))
+        study.lose(worker.index, state.seq, at_s, _bill(state, worker), asked=bool(worker.leaving))
 
 
 def _bill(state: State, worker: Worker) -> Bill:

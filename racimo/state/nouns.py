@@ -89,12 +89,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_s: float = 0.0
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where one worker goes: its index within the attempt (never used twice), its node and the devices it leases."""
 
     index: int
     node: str
     devices: tuple[int, ...]
+    paid_s: float = 0.0
+    """For how many seconds it may have them until more is paid; 0: no limit."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     numerics: str = ""
     started_at_s: float = 0.0
+    paid_s: float = 0.0
+    """Seconds of its life that are paid for: at their end its agent ends it. 0: no limit."""
     ready_at_s: float = 0.0
     holds: bool = False
     """It said that it holds the run's newest state."""
@@ -172,12 +176,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Device-seconds of workers that have ended, all attempts."""
     cost: float = 0.0
     """Of `priced_device_s` among them: each second at the price that its node had when the worker ended."""
+    active_s: float = 0.0
+    """Seconds for which it had an attempt, until the present one began."""
+    active_since_s: float | None = None
+    """Since when it has one."""
     priced_device_s: float = 0.0
     """What a state from before there were several nodes held is not among them."""
 
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    def active_until(self, at_s: float) -> float:
+        """Seconds for which it has had an attempt by `at_s`; waiting and pauses do not count."""
+        return self.active_s + (max(0.0, at_s - self.active_since_s) if self.active_since_s is not None else 0.0)
 
     @property
     def live_workers(self) -> list[Worker]:

@@ -86,6 +86,8 @@ class Study:
         self.points: dict[object, int] = {}
         """Key of a point to the first trial that has it."""
         self.device_s = 0.0
+        self.num_rounds = 0
+        """Of all trials."""
         self.cost = 0.0
         self.prepaid_s = 0.0
         """Device-seconds that slices now running may still cost."""
@@ -179,8 +181,9 @@ class Study:
             case _:
                 assert_never(event)
 
-    def lose(self, worker: int, seq: int, at_s: float, bill: Bill) -> None:
-        """A worker ended. The slice that it ran is lost, and the trial goes on from what it had saved."""
+    def lose(self, worker: int, seq: int, at_s: float, bill: Bill, *, asked: bool = False) -> None:
+        """A worker ended. The slice that it ran is lost, and the trial goes on from what it had saved. `asked`: it had
+        been asked to leave, so that it ended is not held against its trial."""
         self.changed_at = seq
         grant = self.grant_of(worker)
         if grant is None:
@@ -188,7 +191,7 @@ class Study:
         trial = self.trials[grant.trial]
         worked_s = max(0.0, at_s - trial.granted_at_s)
         result = Result(outcome="lost", rounds=trial.saved, step=trial.step, saved=trial.saved, worked_s=worked_s)
-        self._end_slice(grant, result, at_s, bill)
+        self._end_slice(grant, result, at_s, bill, held_against=not asked)
 
     def _propose(self, event: ev.TrialsProposed) -> None:
         if event.first != len(self.trials):
@@ -207,10 +210,12 @@ class Study:
             return
         self._put(replace(trial, status="running", grant=grant, granted_at_s=at_s, began_at_s=trial.began_at_s or at_s))
 
-    def _end_slice(self, grant: Grant, result: Result, at_s: float, bill: Bill) -> None:
+    def _end_slice(
+        self, grant: Grant, result: Result, at_s: float, bill: Bill, *, held_against: bool = True
+    ) -> None:
         trial = self.trials[grant.trial]
         again = result.outcome == "lost" or (result.outcome == "failed" and self.terms.retry_raised)
-        retries = trial.retries + again
+        retries = trial.retries + (again and held_against)
         status = self._status_after(result, retries, again)
         over = status in ("finished", "diverged", "failed")
         ended = replace(
@@ -222,6 +227,7 @@ class Study:
             curve=joined(trial.curve, result.curve, self.levels),
             saved=result.saved,
             saved_on=bill.node if result.saved and result.outcome != "lost" else trial.saved_on,
+            ran_on=bill.node,
             retries=retries,
             device_s=trial.device_s + result.worked_s * bill.num_devices,
             cost=trial.cost + bill.cost(result.worked_s),
@@ -278,6 +284,7 @@ class Study:
     def _enter(self, trial: Trial) -> None:
         self.counts[trial.status] = self.counts.get(trial.status, 0) + 1
         self.device_s += trial.device_s
+        self.num_rounds += trial.rounds
         self.cost += trial.cost
         value = self.signed(trial)
         if math.isfinite(value) and trial.status not in ("diverged", "failed") and self.meets_limits(trial):
@@ -300,6 +307,7 @@ class Study:
         if not self.counts[trial.status]:
             del self.counts[trial.status]
         self.device_s -= trial.device_s
+        self.num_rounds -= trial.rounds
         self.cost -= trial.cost
         value = self.signed(trial)
         _remove(self.ranking, (value, trial.number))
@@ -369,13 +377,13 @@ class Study:
 
 
 def levels(terms: StudySpec) -> tuple[int, ...]:
-    """The rounds at which trials are compared: first, first x eta, ..., and the last if it is known. Whole numbers
-    throughout: a logarithm would lose one where 243 is 3 to the fifth."""
+    """The rounds at which trials are compared: first, first x eta, ... (freeze-thaw: half as long again each time), and
+    the last if it is known. Whole numbers throughout: a logarithm would lose one where 243 is 3 to the fifth."""
     found, level = [], terms.first_round
     end = terms.rounds or MAX_ROUNDS
     while level < end:
         found.append(level)
-        level *= terms.eta
+        level = max(level + 1, level * 3 // 2) if terms.scheduler == "freeze-thaw" else level * terms.eta
     return (*found, terms.rounds) if terms.rounds else tuple(found)
 
 

@@ -64,6 +64,9 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prepaid_s: float = 0.0
     state_of: int | None = None
     """The trial whose saved state it begins with, if not its own."""
+    paid_s: float = 0.0
+    """Seconds of the worker's whole life that are paid for with this slice: then its agent ends it, whatever it does.
+    0: no limit."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,6 +86,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rounds that its saved state holds; 0 without one."""
     saved_on: str = ""
     """The node where that state lies."""
+    ran_on: str = ""
+    """The node of its newest slice that has ended: should that have been lost, what it saved last lies there."""
     retries: int = 0
     granted_at_s: float = 0.0
     began_at_s: float = 0.0

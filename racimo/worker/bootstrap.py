@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +42,7 @@ def main(launch: Launch) -> NoReturn:
     """Runs the worker to its end; never returns. The exit is on disk before the process ends."""
     started_s = time.monotonic()
     _prepare(launch)
-    exit = _run(launch)
+    exit = _run(launch, lambda: _execute(launch))
     if exit.outcome == "finished":
         # As at the end of any Python program. Where it failed, peers are waiting for our death: leave at once.
         with contextlib.suppress(SystemExit):
@@ -88,10 +89,10 @@ def _seed_everything(seed: int, threads: int) -> None:
         torch.manual_seed(seed)
 
 
-def _run(launch: Launch) -> Exit:
+def _run(launch: Launch, execute: Callable[[], None]) -> Exit:
     """How the user's code ended, its traceback printed as Python would."""
     try:
-        _execute(launch)
+        execute()
     except WorkerLeaving as leaving:
         return Exit(outcome=leaving.outcome, code=0)
     except SystemExit as leaving:
@@ -136,7 +137,7 @@ def _execute(launch: Launch) -> None:
         fields = {name: getattr(failure, name) for name in ("code", "message", "hint")}
         raise _Unfit(Failure(**fields, rank=launch.rank, worker=launch.worker))
     if launch.kind == "tune":
-        _serve_trials(_function(path, launch.train_function), launch)
+        _serve_trials(path, launch)
     elif launch.train_function:
         _call(_function(path, launch.train_function), launch.config)
     else:
@@ -153,12 +154,32 @@ def _run_as_main(path: Path) -> None:
     exec(code, module.__dict__)
 
 
-def _serve_trials(function: Any, launch: Launch) -> None:
-    from racimo.worker.tune.lane import serve  # with torch, which commands do without
+def _serve_trials(path: Path, launch: Launch) -> None:
+    from racimo.worker.tune.fresh import NEXT_CODE, code_of, serve_one_by_one  # with torch, which commands do without
+    from racimo.worker.tune.lane import serve
 
     context = load_context()
     assert context is not None
-    serve(lambda config: _call(function, config), launch, context)
+
+    def serve_all(only_one_trial: bool = False) -> None:
+        function = _function(path, launch.train_function)
+        serve(lambda config: _call(function, config), launch, context, only_one_trial)
+
+    def serve_one() -> int:
+        """In a process of its own, whose end is its worker's if it is not the trial's alone."""
+        exit, code = _run(launch, lambda: serve_all(only_one_trial=True)), NEXT_CODE
+        if exit.outcome in ("paused", "released"):
+            code = code_of(exit.outcome)
+        elif exit.outcome != "finished":
+            with contextlib.suppress(OSError):
+                write_exit(Path(launch.directory), exit, Path(launch.ballast))
+            code = exit.code or 1
+        _flush(exit, launch)
+        return code
+
+    if launch.fresh:
+        serve_one_by_one(serve_one)
+    serve_all()
 
 
 def _function(path: Path, name: str) -> Any:

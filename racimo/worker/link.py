@@ -39,7 +39,11 @@ RECONNECT_FIRST_S = 0.05
 RECONNECT_MOST_S = 1.0
 MAX_OUTBOX = 10_000
 """Reports kept while no agent listens; beyond that the oldest are dropped."""
-RESENT_REPORTS = 256
+FULL_WAIT_S = 1.0
+"""Who reports faster than an agent that listens takes it waits so long, at most, for room."""
+RESENT_REPORTS = 4_096
+BATCH_REPORTS = 512
+"""Sent at a time: after each system call this thread may wait 5 ms for the interpreter's lock while user code computes."""
 FLUSH_S = 2.0
 _READ_BYTES = 64 * 1024
 
@@ -94,6 +98,8 @@ class AgentLink:
         self._reachable: Reachable | None = None
         self._on_reachable: Callable[[Reachable], None] | None = None
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._connected = False
         self._ready: Ready | None = None
         self._progress: Progress | None = None
         self._last_progress: Progress | None = None
@@ -135,8 +141,12 @@ class AgentLink:
 
     def tell(self, message: Told) -> None:
         with self._lock:
+            if len(self._outbox) >= MAX_OUTBOX and self._connected:
+                self._room.wait_for(lambda: len(self._outbox) < MAX_OUTBOX or not self._connected, FULL_WAIT_S)
+            waking = not self._outbox
             self._outbox.append(message)
-        self._go()
+        if waking:
+            self._go()
 
     def close(self) -> None:
         """Sends what is left, for at most `FLUSH_S`, and ends the thread."""
@@ -167,18 +177,19 @@ class AgentLink:
                 self._stop.wait(pause_s)
                 pause_s = min(pause_s * 2, RECONNECT_MOST_S)
             finally:
+                with self._lock:
+                    self._connected = False
+                    self._room.notify_all()
                 drop(connection)
 
     def _talk(self, connection: socket.socket) -> None:
-        _send(connection, self._hello)
         with self._lock:
             announced = self._ready
-            if announced is not None:
-                _send(connection, announced)
-            for report in self._sent:
-                _send(connection, report)
+            again = [announced, *self._sent] if announced is not None else [*self._sent]
             if self._progress is None:
                 self._progress = self._last_progress
+            self._connected = True
+        _send(connection, self._hello, *again)
         frames = FrameBuffer()
         with selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
@@ -199,22 +210,26 @@ class AgentLink:
     def _flush(self, connection: socket.socket, announced: Ready | None) -> Ready | None:
         """Sends what is due, and returns the readiness that was sent last."""
         while True:
+            messages: list[WorkerMessage] = []
             with self._lock:
-                message: WorkerMessage | None = None
                 if self._ready is not announced:
-                    message = announced = self._ready
+                    announced = self._ready
+                    messages += [announced] if announced is not None else []
                 elif self._outbox:
-                    message = self._outbox.popleft()
-                    self._sent.append(message)
+                    told = [self._outbox.popleft() for _ in range(min(len(self._outbox), BATCH_REPORTS))]
+                    self._sent.extend(told)
+                    self._room.notify_all()
+                    messages += told
                 elif self._progress is not None and self._progress_wait_s() <= 0:
-                    message = self._last_progress = self._progress
+                    self._last_progress = self._progress
+                    messages.append(self._progress)
                     self._progress = None
                     self._progress_at_s = time.monotonic()
                 elif self._progress is None:
                     self._idle.set()
-            if message is None:
+            if not messages:
                 return announced
-            _send(connection, message)
+            _send(connection, *messages)
 
     def _progress_wait_s(self) -> float:
         """Until the newest progress may go out; at the end of the worker it may at once."""
@@ -274,8 +289,8 @@ class NoLink:
         os.close(self.wake_fd)
 
 
-def _send(connection: socket.socket, message: WorkerMessage) -> None:
-    connection.sendall(encode_frame(message))
+def _send(connection: socket.socket, *messages: WorkerMessage) -> None:
+    connection.sendall(b"".join(map(encode_frame, messages)))
 
 
 def _clear(fd: int) -> None:

@@ -6,58 +6,28 @@ study gives the same answer, so the decisions after a restart are those that wou
 
 import math
 from collections.abc import Collection
-from typing import Protocol
 
-import msgspec
-
+from racimo.decide.tune.freeze_thaw import FreezeThaw
+from racimo.decide.tune.moves import Begin, Clone, End, Go, Move, Scheduler, begins, ordinal, until_words
+from racimo.decide.tune.population import Population, room
 from racimo.state.nouns import Reason
 from racimo.state.study import Study
 from racimo.state.trials import Trial
 
+__all__ = [
+    "Begin", "Clone", "End", "Go", "Halving", "Median", "Move", "Scheduler", "Straight",
+    "num_going_on", "num_new", "scheduler_of",
+]  # fmt: skip
+
 MIN_PEERS = 5
 """Trials that a median is taken of, at least."""
-
-
-class Go(msgspec.Struct, frozen=True, kw_only=True):
-    """The trial goes on until it has `until` rounds; 0: until its function returns."""
-
-    trial: int
-    until: int
-    reason: Reason
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """A paused trial is given up."""
-
-    trial: int
-    reason: Reason
-
-
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """A new trial is wanted, until so many rounds."""
-
-    until: int
-    reason: Reason
-
-
-Move = Go | End | Begin
-
-
-class Scheduler(Protocol):
-    """`taken`: trials that other workers were given in the same decision."""
-
-    def next(self, study: Study, taken: Collection[int]) -> Move | None:
-        """What a free worker should do; None if there is nothing for it now."""
-
-    def otherwise(self, study: Study, taken: Collection[int]) -> Go | End | None:
-        """The same, if there is no new trial to begin."""
 
 
 class Straight:
     """Every trial runs to its end."""
 
     def next(self, study: Study, taken: Collection[int]) -> Move | None:
-        return Begin(until=study.terms.rounds, reason=_begins(study.terms.rounds))
+        return Begin(until=study.terms.rounds, reason=begins(study.terms.rounds))
 
     def otherwise(self, study: Study, taken: Collection[int]) -> Go | End | None:
         return None
@@ -69,7 +39,7 @@ class Halving:
     the highest rung first, and begins a new trial only where nobody is to be promoted."""
 
     def next(self, study: Study, taken: Collection[int]) -> Move | None:
-        return self._promotion(study, taken) or Begin(until=study.levels[0], reason=_begins(study.levels[0]))
+        return self._promotion(study, taken) or Begin(until=study.levels[0], reason=begins(study.levels[0]))
 
     def otherwise(self, study: Study, taken: Collection[int]) -> Go | End | None:
         return self._promotion(study, taken)
@@ -84,7 +54,7 @@ class Halving:
             rank, among = rung.rank(best), len(rung.standings)
             if rank < among // study.terms.eta and math.isfinite(value):
                 until = study.next_level(level)
-                text = f"promoted: {_ordinal(rank + 1)} of {among} after {level} rounds" + _until_words(until)
+                text = f"promoted: {ordinal(rank + 1)} of {among} after {level} rounds" + until_words(until)
                 counts: dict[str, int | float] = {"rank": rank + 1, "among": among, "level": level, "until": until}
                 return Go(trial=number, until=until, reason=Reason(code="promoted", text=text, counts=counts))
         return None
@@ -96,7 +66,7 @@ class Median:
 
     def next(self, study: Study, taken: Collection[int]) -> Move | None:
         return self.otherwise(study, taken) or Begin(
-            until=study.terms.first_round, reason=_begins(study.terms.first_round)
+            until=study.terms.first_round, reason=begins(study.terms.first_round)
         )
 
     def otherwise(self, study: Study, taken: Collection[int]) -> Go | End | None:
@@ -121,7 +91,18 @@ class Median:
         return Go(trial=trial.number, until=rounds + 1, reason=Reason(code="goes-on", text=text))
 
 
-def scheduler_of(study: Study) -> Scheduler:
+def num_new(study: Study) -> int:
+    """How many new trials there may be now."""
+    return room(study) if study.terms.scheduler == "population" else study.num_to_propose
+
+
+def num_going_on(study: Study) -> int:
+    """How many paused trials get another slice, whatever the others come to, as far as that is known."""
+    return len(study.paused) if study.terms.scheduler in ("population", "median") else 0
+
+
+def scheduler_of(study: Study, seed: int = 0) -> Scheduler:
+    """The scheduler that the study's terms name. `seed`: the run's, for those that choose by a hash."""
     match study.terms.scheduler:
         case "asha":
             return Halving()
@@ -129,18 +110,9 @@ def scheduler_of(study: Study) -> Scheduler:
             return Median()
         case "none":
             return Straight()
+        case "freeze-thaw":
+            return FreezeThaw()
+        case "population":
+            return Population(seed)
         case other:
             raise NotImplementedError(other)
-
-
-def _begins(until: int) -> Reason:
-    return Reason(code="begins", text="begins" + _until_words(until))
-
-
-def _until_words(until: int) -> str:
-    return f", until {until} round{'' if until == 1 else 's'}" if until else ", until its end"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

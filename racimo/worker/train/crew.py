@@ -81,6 +81,7 @@ class Crew(Position):
         self._saying = threading.Lock()
         self._address = Address("")
         self._holds = False
+        self._left = False
         self._outside: seeds.State | None = None
         self._compared_in: tuple[int, tuple[int, ...]] = (0, ())
 
@@ -108,6 +109,8 @@ class Crew(Position):
         if self.fresh or self._trails:
             self._come_along()
         self._give_again()
+        if self._keeper is not None:
+            self._keeper.boundary(self.step, self.trained.capture, self.step >= self.until)
         if self._pauses_here:
             self._part()
             self._switchboard.abandon()
@@ -176,9 +179,14 @@ class Crew(Position):
         return self.last is not None and self.last.pause and self.last.step == self.step
 
     def leave(self, finished: bool) -> None:
-        """The loop is over. If it was left early, peers are told, and see the rest by how this process ends."""
-        self._last_seat = self.seat
-        if finished:
+        """The loop is over. If it was left early, peers are told, and see the rest by how this process ends; a trial
+        has none, and gives all back. A second call changes nothing."""
+        if self._left:
+            return
+        self._left, self._last_seat = True, self.seat
+        if self._keeper is not None:
+            self._keeper.end()
+        if finished or self._keeper is not None:
             self._switchboard.close()
             self._telemetry.phase("done")
         else:
@@ -192,7 +200,7 @@ class Crew(Position):
         self._telemetry.close()
         if self._outside is not None:
             seeds.restore(self._outside)
-        if finished:
+        if finished or self._keeper is not None:
             if self._listener is not None:
                 self._listener.close()
             self._store.close()
@@ -338,11 +346,6 @@ class Crew(Position):
         self._compared_in = compared_in
         self._saver.start()
         return outcome
-
-    def save_here(self) -> bool:
-        """Saves the state after the last commit now, alone; False if this run keeps no checkpoints."""
-        self._saver.save_last(self.step, self.identity, self.trained)
-        return self._saver.shelf is not None
 
     @property
     def _saved_here(self) -> bool:

@@ -1,5 +1,8 @@
 """Where this worker stands: how many steps it has committed, and the state it has after them."""
 
+from collections.abc import Callable
+from typing import Protocol
+
 import msgspec
 
 from racimo.worker.train.batches import Batches
@@ -17,6 +20,19 @@ MOST_MICRO_SHARDS_ADOPTED = 64
 """A worker that was told no count of micro-shards takes over the run's, up to this or its own default."""
 
 
+class Keeps(Protocol):
+    """What saves the state of a loop that trains alone, and may end the loop, between two steps."""
+
+    def restore(self, trained: Trained) -> int | None:
+        """Loads what was saved and returns its step; None if there is nothing."""
+
+    def boundary(self, step: int, capture: Callable[[], StateTree], last: bool) -> None:
+        """The state is that of exactly `step` commits, `last` if no step follows. May raise to leave the loop."""
+
+    def end(self) -> None:
+        """The loop is over."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked `run.steps` for."""
 
@@ -26,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     check_every: int
     place: Place
+    keeper: Keeps | None = None
+    """In a trial, where it takes the place of checkpoints."""
 
 
 class Position:
@@ -49,6 +67,7 @@ class Position:
         self._telemetry = telemetry
         self._saver = saver
         self._place = plan.place
+        self._keeper = plan.keeper
         self._newest_here: tuple[int, int] | None = None
         self._torn: set[int] = set()
 
@@ -70,6 +89,12 @@ class Position:
     def restore(self) -> None:
         """The newest checkpoint of the run, else the one it was told to resume from, else the model as it is."""
         self.last, self.given = None, False
+        kept = self._keeper.restore(self.trained) if self._keeper is not None else None
+        if kept is not None:
+            self.step, self.fresh = kept, False
+            self._telemetry.resumed(kept)
+            say(f"resumes after step {kept}")
+            return
         shelf = self._saver.shelf
         found, source = None, "the newest checkpoint"
         if shelf is not None:
@@ -88,7 +113,7 @@ class Position:
         else:
             if self.batches.micro_shards is None and (warning := warn_of_default(self.identity.micro_shards)):
                 say(warning)
-            if committed := self._telemetry.committed_before():
+            if self._keeper is None and (committed := self._telemetry.committed_before()):
                 say(f"starts again at step 0: {committed} steps were committed, but there is no whole checkpoint")
         self.fresh = False
 

@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,32 +28,56 @@ from racimo.worker.train.state import Stateful, Trained, hash_state
 from racimo.worker.train.steps import Step, misused, steps
 from racimo.worker.train.telemetry import Telemetry
 from racimo.worker.train.tree import default_micro_shards
-from racimo.worker.tune.numbers import numbers
+from racimo.worker.tune.keeper import Keeper
+from racimo.worker.tune.numbers import numbers, step_number
 from racimo.worker.tune.rounds import Rounds
 
 if TYPE_CHECKING:
+    from racimo.worker.tune.lane import TrialLink
     from racimo.worker.tune.trial import Trial
 
 CHECK_EVERY_STEPS = 50
 MOST_MICRO_SHARDS = 1024
 """Beyond this the descriptions of micro-shards no longer fit into one packet between peers."""
 LOCAL_RUN = "local"
-TRIAL_STATE = "racimo.trial"
-"""Among the state of a trial's loop: what it has reported."""
 
 _current: "Run | None" = None
+_between_trials = False
+"""This is a worker of a tune run: outside of a trial it has no run."""
+_THREAD_RUN = "_racimo_run"
+"""Attribute of a thread: the trial that it was started in, which it belongs to for good."""
 
 
 def current_run() -> "Run":
-    """The run of this process. The first call outside a cluster seeds torch, numpy and `random` as a worker's are."""
+    """The run of this process. The first call outside a cluster seeds torch, numpy and `random` as a worker's are.
+
+    In a tune run it is the trial at hand; for a thread, the trial in which it was started."""
     global _current
+    started_in: Run | None = getattr(threading.current_thread(), _THREAD_RUN, None)
+    if started_in is not None:
+        return started_in
     if _current is None:
+        if _between_trials:
+            raise RacimoError("steps-misused", "there is no run between two trials", "call it inside of the function")
         _current = Run(load_context())
         atexit.register(_current.close)
     return _current
 
 
-def begin_trial(context: WorkerContext, link: Link, trial: "Trial", folder: Path) -> "Run":
+def serve_trials() -> None:
+    """From here on this process runs trials: each thread belongs to the trial in which it is started."""
+    global _between_trials
+    _between_trials = True
+    start = threading.Thread.start
+
+    def start_in_trial(thread: threading.Thread) -> None:
+        setattr(thread, _THREAD_RUN, getattr(threading.current_thread(), _THREAD_RUN, None) or _current)
+        start(thread)
+
+    threading.Thread.start = start_in_trial  # type: ignore[method-assign]
+
+
+def begin_trial(context: WorkerContext, link: "TrialLink", trial: "Trial", folder: Path) -> "Run":
     """From here on `current_run()` is this trial, until it ends."""
     global _current
     _current = Run(context, link, trial, folder)
@@ -73,7 +98,7 @@ class Run:
         self._trial = trial
         self.id = context.run if context else LOCAL_RUN
         self.attempt = context.attempt if context else 1
-        self._seat = (context.rank, context.world_size) if context else (0, 1)
+        self._seat = (context.rank, context.world_size) if context and trial is None else (0, 1)
         self.output_dir = folder or Path(context.output_dir if context else os.environ.get("RACIMO_OUTPUT_DIR", "."))
         self.seed = context.seed if context else 0
         self._link: Link = link or (AgentLink(context) if context else NoLink(alone()))
@@ -84,7 +109,8 @@ class Run:
         self._step = 0
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        torch.manual_seed(self.seed)
+        if trial is None:
+            torch.manual_seed(self.seed)  # devices that are begun later, too; for trials their worker did it once
         seeds.seed_all(self.seed)
 
     @property
@@ -140,8 +166,7 @@ class Run:
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
         refuse_what_cannot_be_kept(model, optimizers, state or {}, coherence == "exact")
         micro_shards = self._micro_shards(batches)
-        extra = dict(state or {}) | ({TRIAL_STATE: self._trial} if self._trial is not None else {})
-        trained = Trained(model, optimizers, extra)
+        trained = Trained(model, optimizers, dict(state or {}))
         plan = Plan(
             batches=batches,
             until=until,
@@ -149,6 +174,7 @@ class Run:
             exact=coherence == "exact",
             check_every=check_every,
             place=self._place(checkpoint, resume_from),
+            keeper=Keeper(self._trial, self.output_dir) if self._trial is not None else None,
         )
         return self._loop(trained, plan)
 
@@ -156,8 +182,7 @@ class Run:
         self._running = True
         self._loops += 1
         context = self._context
-        meets = context if self._trial is None else None
-        """Where it meets others; a trial of one worker trains alone."""
+        meets = context if self._trial is None else None  # a trial of one worker trains alone
         worker = meets.worker if meets else worker_id(LOCAL_RUN, 1, 0)
         teller = context.worker if context else worker
         shelf = Shelf(plan.place.root, self.attempt if context else 0) if plan.place.spec is not None else None
@@ -168,13 +193,10 @@ class Run:
             node=meets.node if meets else "",
             trained=trained,
             plan=plan,
-            telemetry=Telemetry(teller, self._link, context.directory if context else "", plan.until),
+            telemetry=Telemetry(teller, self._link, context.directory if context else "", plan.until, bool(meets)),
             saver=Saver(plan.place.spec, shelf, self.id, self._link),
         )
         self._crew = crew
-        if self._trial is not None:
-            self._trial.take_up(None)
-            self._trial.save = crew.save_here
         try:
             yield from steps(crew)
         except WorkerLeaving:
@@ -193,18 +215,23 @@ class Run:
 
         `RacimoError` `metric-invalid` for a value that is no number."""
         told = numbers(values)
-        if step is None and self._crew is not None:
+        if step is not None:
+            step = step_number(step)
+        elif self._crew is not None:
             step = self._crew.step
+        elif self._trial is None or self._running:
+            step = self._step
         if self._trial is not None:
             self._trial.report(step, told)
-        else:
-            self._link.tell(Report(step=self._step if step is None else step, values=told))
+        elif step is not None:
+            self._link.tell(Report(step=step, values=told))
 
     def rounds(self, until: int, state: dict[str, Any] | None = None) -> Iterator[int]:
         """A loop of whole rounds, from 1 to `until`, for what is no `run.steps` loop: it goes on where it was.
 
         After each round `state`, a dict that the loop changes as it likes, is what the run goes on from: values with
-        `state_dict` and `load_state_dict` by these, all others pickled.
+        `state_dict` and `load_state_dict` by these, all others pickled. Outside a cluster nothing is kept. Each round
+        begins with torch, numpy and `random` seeded by its number. It is for one worker: several share `steps`.
 
         ```python
         state = {"model": SGDClassifier(alpha=config["alpha"])}
@@ -213,23 +240,50 @@ class Run:
             run.report(accuracy=state["model"].score(V, w))
         ```
         """
-        rounds = Rounds(self.output_dir, until, {} if state is None else state)
-        beside = rounds.restore()
-        if self._trial is not None:
-            self._trial.take_up(beside)
-            self._trial.save = lambda: rounds.save_within(self._told)
-        for number in rounds.numbers:
-            self._step = number
-            yield number
-            rounds.end_round(self._told)
-            if self._link.pause_requested or self._link.leave_requested:
-                rounds.save(self._told)
-                raise WorkerLeaving("paused" if self._link.pause_requested else "released")
+        if self._running:
+            raise misused("run.rounds was begun inside another loop")
+        if self._loops and self._context:
+            raise misused("a worker goes through one loop of its run; a second one is another run")
+        if self._trial is None and self.num_workers > 1:
+            raise misused(f"run.rounds is for one worker, and there are {self.num_workers}: run.steps shares the work")
+        self._loops += 1
+        rounds = Rounds(self.output_dir if self._context else None, until, {} if state is None else state, self.seed)
+        return self._rounds_of_trial(rounds, self._trial) if self._trial is not None else self._rounds_of_run(rounds)
 
-    @property
-    def _told(self) -> dict[str, Any] | None:
-        """What the trial has reported, to be saved beside the state of its loop."""
-        return self._trial.state_dict() if self._trial is not None else None
+    def _rounds_of_run(self, rounds: Rounds) -> Iterator[int]:
+        rounds.restore()
+        self._running = True
+        try:
+            for number in rounds.numbers:
+                self._step = number
+                yield number
+                rounds.end_round(None)
+                if self._link.pause_requested or self._link.leave_requested:
+                    rounds.save(None)
+                    raise WorkerLeaving("paused" if self._link.pause_requested else "released")
+            rounds.save(None)
+        except WorkerLeaving:
+            self.close()
+            raise
+        finally:
+            self._running = False
+
+    def _rounds_of_trial(self, rounds: Rounds, trial: "Trial") -> Iterator[int]:
+        trial.take_up(rounds.restore())
+        trial.keep, trial.looping = lambda: rounds.save(trial.told_values, trial.told.rounds), True
+        self._running = True
+        try:
+            trial.boundary()  # asked to leave before it has begun, or it was further than was known
+            for number in rounds.numbers:
+                self._step = number
+                yield number
+                rounds.end_round(trial.told_values, trial.told.rounds, trial.note_saved)
+                trial.boundary()
+            rounds.save(trial.told_values, trial.told.rounds)
+            trial.note_saved()
+        finally:
+            trial.keep, trial.looping = None, False
+            self._running = False
 
     def state_hash(
         self,
@@ -247,13 +301,17 @@ class Run:
             self._link.close()
 
     def end_trial(self) -> None:
-        """The trial is over: whoever still holds this run cannot report any more."""
+        """The trial is over: whoever still holds this run cannot report any more, and what a loop that was left held is
+        given back."""
         global _current
+        if self._crew is not None:
+            self._crew.leave(False)
+            self._crew = None
         if _current is self:
             _current = None
 
     def _micro_shards(self, batches: Batches) -> int:
-        most = self._context.most if self._context else 1
+        most = self._context.most if self._context and self._trial is None else 1
         micro_shards = batches.micro_shards or default_micro_shards(most)
         if micro_shards > MOST_MICRO_SHARDS:
             raise misused(f"micro_shards is at most {MOST_MICRO_SHARDS}, not {micro_shards}")
@@ -266,7 +324,8 @@ class Run:
         return micro_shards
 
     def _place(self, checkpoint: CheckpointSpec | None, resume_from: str) -> Place:
-        spec = checkpoint or (self._context.checkpoint if self._context else None)
+        # A trial is kept by its `Keeper`; checkpoints beside that are written where its function asks for them.
+        spec = checkpoint or (self._context.checkpoint if self._context and self._trial is None else None)
         root = str(self.output_dir / "checkpoints")
         if spec is not None and "://" in spec.to and not spec.to.startswith("file://"):
             root = f"{spec.to.rstrip('/')}/{self.id}" if self._context else spec.to

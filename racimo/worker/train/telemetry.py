@@ -20,9 +20,10 @@ _REMEMBERED_STEPS = 20
 
 
 class Telemetry:
-    """Without a directory the run is one outside a cluster, and shows its progress itself."""
+    """Without a directory the run is one outside a cluster, and shows its progress itself. `keeps_steps`: in
+    `steps.jsonl`, which is of one loop."""
 
-    def __init__(self, worker: str, link: Link, directory: str, until: int) -> None:
+    def __init__(self, worker: str, link: Link, directory: str, until: int, keeps_steps: bool = True) -> None:
         self._worker = worker
         self._link = link
         self._index = worker.rsplit("/", 1)[1]
@@ -33,7 +34,7 @@ class Telemetry:
             self._inside.touch()
         self._note = PhaseNote(Path(directory)) if directory else None
         self._file: TextIO | None = None
-        if directory:
+        if directory and keeps_steps:
             self._file = (Path(directory) / "steps.jsonl").open("a", encoding="utf-8")
         self._alone = None if directory else ProgressLine(until, sys.stderr)
         self._phase_number = 0
