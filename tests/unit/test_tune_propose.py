@@ -49,12 +49,22 @@ def first_outcomes(terms: StudySpec, count: int, loss: Callable[[Values], float]
     return found
 
 
+def next_points(terms: StudySpec, known: list[Outcome], count: int) -> list[Any]:
+    """The next point by each of so many seeds."""
+    found = []
+    for seed in range(count):
+        proposer = make_proposer(terms, seed, Path())
+        proposer.tell(known)
+        found += [point.values for point in proposer.ask(1)]  # type: ignore[attr-defined]
+    return found
+
+
 def play(proposer: Proposer, known: list[Outcome], count: int, loss: Callable[[Values], float]) -> list[Outcome]:
     """One trial after the other, each with its result before the next."""
     proposer.tell(known)
     told = list(known)
     for _ in range(count):
-        (point,) = proposer.ask(1)
+        (point,) = proposer.ask(1)  # of these spaces there is always a usable one
         values = dict(getattr(point, "values", point))
         outcome = Outcome(
             number=len(told), values=values, status="finished", rounds=9, metrics={"loss": loss(values)}
@@ -147,9 +157,7 @@ def test_the_search_leaves_where_trials_diverge() -> None:
                 metrics={"loss": math.nan if diverged else 1.0},
             )
         )  # fmt: skip
-    proposer = make_proposer(terms, 0, Path())
-    proposer.tell(known)
-    points = [point.values for point in proposer.ask(20)]  # type: ignore[attr-defined]
+    points = next_points(terms, known, 20)
     assert sum(point["x"] > 0.4 for point in points) <= 5, "of chance it would be twelve"
 
 
@@ -201,11 +209,8 @@ def test_several_objectives_and_limits_are_learnt(name: str) -> None:
         metrics = {"loss": values["x"], "accuracy": 1.0 - values["x"], "latency": 2.0 * values["y"]}
         known.append(Outcome(number=number, values=values, status="paused", rounds=1, metrics=metrics))  # type: ignore[arg-type]
     known.append(Outcome(number=24, values={"x": 0.1, "y": 0.1}, status="diverged", rounds=1, metrics={"loss": 1.0}))
-    proposer = make_proposer(terms, 0, Path())
-    proposer.tell(known)
-    points = [point.values for point in proposer.ask(8)]  # type: ignore[attr-defined]
-    assert len(points) == 8
-    assert sum(point["x"] < 0.5 for point in points) >= 5, "both objectives are better at small x"
+    points = next_points(terms, known, 3 if name == "gp" else 12)
+    assert sum(point["x"] < 0.5 for point in points) > 0.6 * len(points), "both objectives are better at small x"
 
 
 @pytest.mark.parametrize("name", LEARNING)

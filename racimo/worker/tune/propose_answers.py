@@ -71,7 +71,7 @@ class Answers:
 
 
 def _proposals(points: Any, terms: StudySpec) -> tuple[Proposal, ...]:
-    if not isinstance(points, Sequence):
+    if not isinstance(points, Sequence) or isinstance(points, str | bytes):
         raise TypeError(f"ask() of {terms.proposer} returns a list of points, not {points!r:.200}")
     return tuple(_proposal(point, terms) for point in points)
 

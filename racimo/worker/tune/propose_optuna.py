@@ -10,13 +10,16 @@ first time counts as bad until it is known (`constant_liar`), so that workers do
 
 import copy
 import math
+import warnings
 from collections.abc import Collection, Container, Sequence
 from datetime import datetime
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
+from optuna.samplers.nsgaii import PolynomialMutation, SBXCrossover
 from optuna.storages import InMemoryStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -29,13 +32,16 @@ from racimo.state.trials import Proposal
 from racimo.worker.tune.propose_points import Points, is_of
 from racimo.worker.tune.propose_standing import Standings, scores
 
-MAX_ASKS = 20
+MAX_ASKS = {"tpe": 20, "gp": 5, "nsga-ii": 20}
 """Samples for one point that may break a constraint or be there already; then it is left to chance."""
 FEW = 10
 """Results before which a model would learn nothing: points are random."""
 GP_NEWEST, GP_BEST = 150, 100
 """Trials that a Gaussian process learns from: its time grows with their number's third power."""
-GENETIC_POPULATION = 50
+GENETIC_MOST, GENETIC_PART = 50, 3
+"""Parents are the best of what is known, one of so many, and at most so many."""
+MUTATION_ETA = 5.0
+"""The larger, the nearer to its parent: a tenth of the range on average."""
 _STUDY = "racimo"
 _SOMETIME = datetime(2000, 1, 1)
 """Optuna wants times of trials, and learns nothing from them."""
@@ -79,7 +85,7 @@ class OptunaProposer:
             self._trials.pop(number, None)
 
     def ask(self, count: int) -> list[Proposal]:
-        """Fewer than `count` where the sampler finds nothing new in `MAX_ASKS`."""
+        """Fewer than `count` where the sampler finds nothing usable in `MAX_ASKS`."""
         first, known = self._points.next_number, self._known()
         found: list[Proposal] = []
         for number in range(first, first + count):
@@ -93,11 +99,21 @@ class OptunaProposer:
     # Within
 
     def _one(self, number: int, known: list[FrozenTrial], beside: list[Values]) -> Proposal | None:
-        for attempt in range(MAX_ASKS):
+        """What cannot be used counts as bad in the samples after it: a model would insist on it otherwise."""
+        known = list(known)
+        for attempt in range(MAX_ASKS[self._name]):
             values, learnt = self._sample(number, attempt, known)
             if self._points.free(values, beside) and not self._space.broken_constraint(values):
                 return Proposal(values=values, by=self._name if learnt else "random")
+            known.append(self._as_worst(number, values, known))
         return None
+
+    def _as_worst(self, number: int, values: Values, known: list[FrozenTrial]) -> FrozenTrial:
+        if self._name == "tpe" and len(self._standings.objectives) == 1:
+            return self._frozen(number, values, TrialState.PRUNED, reached=(0, math.inf))
+        results = [one.values for one in known if one.state == TrialState.COMPLETE]
+        worst = [max(column) for column in zip(*results, strict=True)]
+        return self._frozen(number, values, TrialState.COMPLETE if worst else TrialState.RUNNING, worst or None)
 
     def _sample(self, number: int, attempt: int, known: list[FrozenTrial]) -> tuple[Values, bool]:
         """A point, and whether a model had a part in it."""
@@ -132,7 +148,14 @@ class OptunaProposer:
             return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
         if self._name == "gp":
             return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
-        return _Genetic(seed=seed, population_size=GENETIC_POPULATION)
+        num_parents = min(max(2, len(self._trials) // GENETIC_PART), GENETIC_MOST)
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            return _Genetic(
+                seed=seed,
+                population_size=num_parents,
+                crossover=SBXCrossover(),
+                mutation=PolynomialMutation(eta=MUTATION_ETA),
+            )
 
     def _known(self) -> list[FrozenTrial]:
         """All trials that say something, by number."""
@@ -187,8 +210,8 @@ class OptunaProposer:
                 params[name], axes[name] = to_optuna(self._space.parameters[name], value), axis
         constraints = None
         if self._limited and state != TrialState.RUNNING:
-            outcome = self._outcomes[number]
-            broken = outcome.status == "diverged" or self._standings.violates(outcome)
+            outcome = self._outcomes.get(number)
+            broken = outcome is None or outcome.status == "diverged" or self._standings.violates(outcome)
             constraints = {"limits": 1.0 if broken else -1.0}
         trial = create_trial(
             state=state,
