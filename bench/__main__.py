@@ -31,6 +31,12 @@ BENCHMARKS = (
     "hosts-goodput",
     "fleet",
     "ship",
+    "trials",
+    "tune-start",
+    "tune-lines",
+    "tune-tables",
+    "tune-nan",
+    "tune-scale",
 )
 
 

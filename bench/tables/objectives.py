@@ -110,7 +110,7 @@ class LCBench:
             block[:, LCBENCH_NUMBERS.index("epoch")] = epochs
             rows.append(block)
         numbers = np.concatenate(rows)
-        kinds = np.full((len(numbers), 1), _lcbench_codes()[self.task], dtype=np.int64)
+        kinds = np.full((len(numbers), 1), _lcbench_codes()[self.task], dtype=np.int32)
         names = [one.name for one in session.get_inputs()]
         told = session.run(None, {names[0]: kinds, names[1]: numbers})[0]
         told = told.reshape(len(many), self.rounds, -1)

@@ -1,17 +1,22 @@
 """Racimo in simulated time: its own state, decisions and proposer, driven as the control process drives them."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from bench.tables.clock import Move
 from bench.tables.objectives import Objective
+from racimo.agent.propose_protocol import ProposerAsk
+from racimo.decide.tune.accept import accept
 from racimo.decide.tune.lanes import Lanes
+from racimo.spec.proposer import MAX_COUNT, NUM_BEST, Outcome, window_from
 from racimo.spec.run import RunSpec
-from racimo.spec.study import StudySpec
+from racimo.spec.study import PURE_PROPOSERS, StudySpec
 from racimo.state import events as ev
 from racimo.state.nouns import Run, Worker
 from racimo.state.study import Study
-from racimo.state.trials import Grant, Result, SliceOutcome
+from racimo.state.trials import Grant, Result, SliceOutcome, Trial
+from racimo.worker.tune.propose_answers import Answers
 
 RUN = "simulated"
 MOST_TRIALS = 100_000
@@ -46,7 +51,7 @@ class Racimo:
         }
         self._run = Run(id=RUN, spec=spec, order=1, status="running", attempt=1, workers=lanes, most=workers)
         self.study = Study(study)
-        self._proposing = proposing_of(study, seed)
+        self._proposing = Proposing(seed) if proposer not in PURE_PROPOSERS else None
         self._last_round = objective.rounds
         self._seq = 0
         self._now_s = 0.0
@@ -112,7 +117,7 @@ class Racimo:
                 continue
             if not lanes.wants or self._proposing is None:
                 return
-            self._apply(self._proposing.propose(self.study, lanes.wants))
+            self._apply(self._proposing.propose(self.study, lanes.wants, self._seq))
         raise AssertionError("decisions do not settle")
 
     def _apply(self, event: Any) -> None:
@@ -122,6 +127,45 @@ class Racimo:
             self._granted[event.grant.worker] = event.grant
 
 
-def proposing_of(terms: StudySpec, seed: int) -> "Proposing | None":
-    """None where the decision draws by itself."""
-    return None
+class Proposing:
+    """The proposer, asked and told as the control process does it, without a process between."""
+
+    def __init__(self, seed: int) -> None:
+        self._answers = Answers(Path(), "simulated")
+        self._seed = seed
+        self._terms: StudySpec | None = None
+        self._told_upto = -1
+        self._window: frozenset[int] = frozenset()
+
+    def propose(self, study: Study, count: int, seq: int) -> ev.TrialsProposed:
+        first = len(study.trials)
+        newest_from = window_from(first)
+        best = sorted(number for _, number in study.ranking[:NUM_BEST] if number < newest_from)
+        window = frozenset((*best, *range(newest_from, first)))
+        changed = {trial.number for trial in study.changed_since(self._told_upto)} & window
+        tell = sorted(changed | (window - self._window))
+        ask = ProposerAsk(
+            number=first,
+            first=first,
+            count=min(count, MAX_COUNT),
+            seed=self._seed,
+            newest_from=newest_from,
+            best=tuple(best),
+            outcomes=tuple(_outcome(study.trials[number]) for number in tell),
+            terms=study.terms if self._terms is None else None,
+        )
+        proposed = self._answers.answer(ask)
+        assert proposed.failure is None and not proposed.missing and not proposed.needs_terms, proposed
+        self._terms, self._told_upto, self._window = study.terms, seq, window
+        return accept(study, RUN, self._seed, ask.count, proposed.proposals)
+
+
+def _outcome(trial: Trial) -> Outcome:
+    """As `control.proposing` has it, which cannot be imported without the control process's own dependencies."""
+    return Outcome(
+        number=trial.number,
+        values=trial.values,
+        status=trial.status,
+        rounds=trial.rounds,
+        metrics=trial.metrics,
+    )
