@@ -357,6 +357,8 @@ class SliceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     states: tuple[StateAt, ...] = ()
     objectives: tuple[str, ...] = ()
     metric_within_s: float = 0.0
+    leave_within_s: float = 10.0
+    """How long its function may take to come to its end once it was left."""
 
 
 class RunSlice(_Message, frozen=True, kw_only=True):

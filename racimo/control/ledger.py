@@ -185,7 +185,7 @@ class Ledger:
         worker = run.workers.get(grant.worker)
         if worker is not None and worker.live and self.state.studies[run.id].grant_of(grant.worker) == grant:
             name = worker_id(run.id, run.attempt, worker.index)
-            order = slice_order(self.state.studies[run.id], grant, self.state.nodes)
+            order = slice_order(run, self.state.studies[run.id], grant, self.state.nodes)
             self._effect(Slice(node=worker.node, worker=name, order=order))
 
     def _startable(self, name: str) -> Worker | None:

@@ -95,7 +95,7 @@ def worker_order(
     )
 
 
-def slice_order(study: Study, grant: Grant, nodes: Mapping[str, Node]) -> SliceOrder:
+def slice_order(run: Run, study: Study, grant: Grant, nodes: Mapping[str, Node]) -> SliceOrder:
     """What the worker of a grant is told; the same whenever it is asked for while the slice runs."""
     trial = study.trials[grant.trial]
     return SliceOrder(
@@ -107,11 +107,12 @@ def slice_order(study: Study, grant: Grant, nodes: Mapping[str, Node]) -> SliceO
         states=tuple(_states(study, grant, nodes)),
         objectives=tuple(objective.metric for objective in study.objectives),
         metric_within_s=study.terms.metric_within_s,
+        leave_within_s=parse_duration_s(run.spec.stop_grace),
     )
 
 
 def _states(study: Study, grant: Grant, nodes: Mapping[str, Node]) -> Iterator[StateAt]:
-    """Where a state may lie that the slice goes on from: where it ran last, where one was surely saved, its parent's."""
+    """Where a state may lie to go on from: where the trial ran last, where one was surely saved, its parent's."""
     trial = study.trials[grant.trial]
     parent = study.trials[grant.state_of] if grant.state_of is not None else None
     wanted = [(trial.number, trial.ran_on), (trial.number, trial.saved_on)]

@@ -297,4 +297,3 @@ def test_a_line_torn_by_a_kill_is_cut_off(tmp_path: Path) -> None:
         runs.report(RUN, report(0, 3, a=1.0))
         assert len(runs.read_reports(RUN, 0, 100).reports) == expected
         runs.close()
-

@@ -7,13 +7,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from trial_stage import TrialStage, slice_of, told
 
 import racimo
 from racimo.spec.errors import RacimoError
 from racimo.worker.tune.numbers import numbers, step_number
 from racimo.worker.tune.trial import MAX_METRICS, TrialLeft, given_back
-
-from trial_stage import TrialStage, slice_of, told
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_nothing_is_said_once_a_trial_was_left_however_the_function_goes_on(stag
         for _ in range(3):
             try:
                 run.report(loss=1.0)
-            except BaseException:  # noqa: S110 - as careless user code does
+            except BaseException:  # noqa: BLE001, S110 - as careless user code does
                 pass
 
     result = stage.call(train, slice_of(until=1))
@@ -176,7 +175,7 @@ def test_scalars_of_any_library_are_numbers(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["0.5", None, [1.0], torch.zeros(2), 1j, 10**400, object()])
 def test_what_is_no_number_is_refused_by_its_name(value: Any) -> None:
-    with pytest.raises(RacimoError, match="^loss was reported as") as caught:
+    with pytest.raises(RacimoError, match=r"^loss was reported as") as caught:
         numbers({"loss": value})
     assert caught.value.code == "metric-invalid"
 

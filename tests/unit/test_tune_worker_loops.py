@@ -1,7 +1,6 @@
 """Trials that loop over `run.rounds` or `run.steps`: what is saved when, and that they go on as if undisturbed."""
 
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,11 +160,11 @@ def test_a_clone_learns_on_from_its_parents_weights_with_its_own_settings(stage:
 def test_what_a_left_loop_held_is_given_back(stage: TrialStage) -> None:
     stage.call(by_steps, slice_of(until=1, trial=9))
     gc.collect()
-    before = len(_left_open), len(os.listdir("/proc/self/fd"))
+    before = len(_left_open), len(list(Path("/proc/self/fd").iterdir()))
     for number in range(5):
         stage.call(by_steps, slice_of(until=1, trial=number, number=number + 1))
     gc.collect()
-    assert (len(_left_open), len(os.listdir("/proc/self/fd"))) == before
+    assert (len(_left_open), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
 def test_rounds_outside_a_cluster_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from racimo.worker.tune.watchdog import Watchdog
 
 def seen() -> dict[str, Any]:
     return {
-        "folder": os.getcwd(), "path": list(sys.path), "arguments": list(sys.argv), "environment": dict(os.environ),
+        "folder": Path.cwd(), "path": list(sys.path), "arguments": list(sys.argv), "environment": dict(os.environ),
         "dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(), "gradients": torch.is_grad_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "numpy": numpy.geterr(),
         "alarm": signal.getsignal(signal.SIGALRM), "usr1": signal.getsignal(signal.SIGUSR1),
@@ -67,10 +67,8 @@ def test_processes_that_a_trial_left_are_ended(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "END_CHILDREN_S", 0.3)
     around = Surroundings()
     gentle = subprocess.Popen(["sleep", "600"])
-    stubborn = subprocess.Popen(
-        [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"],
-        stdout=subprocess.PIPE,
-    )
+    code = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    stubborn = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
     around.put_back()

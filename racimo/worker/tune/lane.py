@@ -27,8 +27,6 @@ from racimo.worker.tune.trial import Trial, TrialLeft, given_back, write_result
 from racimo.worker.tune.watchdog import Watchdog
 from racimo.worker.user_errors import failure_from
 
-LEAVE_WITHIN_S = 30.0
-"""A function has so long to come to its end (its `finally` blocks, say) once its trial was left."""
 LEAVE_SIGNAL = signal.SIGRTMIN + 9
 """Brings `TrialLeft` into the main thread, where another one's report ended the slice."""
 
@@ -55,7 +53,7 @@ class Lane:
         self._function, self._launch, self._context = function, launch, context
         self._directory = Path(context.directory)
         self._watchdog = Watchdog()
-        self._within_s = self._alive_s = 0.0
+        self._within_s = self._alive_s = self._leave_within_s = 0.0
         self._trial: Trial | None = None
         self._inside = False
         """The main thread is in the user's function."""
@@ -102,7 +100,7 @@ class Lane:
         asked = lambda: self._asked_to_leave  # noqa: E731
         self._trial = trial = Trial(order, self._directory, self._say, self._following, asked, self._on_left)
         print(f"racimo: trial {trial.number}: {order.values}", file=sys.stderr)
-        self._within_s = order.metric_within_s
+        self._within_s, self._leave_within_s = order.metric_within_s, order.leave_within_s
         self._expect_a_metric()
         link = TrialLink(self._link, self)
         folder = trial_folder(Path(self._context.output_dir), trial.number)
@@ -166,7 +164,7 @@ class Lane:
 
     def _on_left(self) -> None:
         """The trial at hand is left, whichever thread found that out. Its function has a while to come to its end."""
-        self._watchdog.watch(LEAVE_WITHIN_S, self._not_left)
+        self._watchdog.watch(self._leave_within_s, self._not_left)
         if threading.current_thread() is not threading.main_thread():
             signal.pthread_kill(threading.main_thread().ident or 0, LEAVE_SIGNAL)
 
@@ -179,8 +177,8 @@ class Lane:
         trial = self._trial
         number = trial.number if trial is not None else -1
         print(
-            f"racimo: the function of trial {number} goes on {LEAVE_WITHIN_S:g} s after it was left (does it catch"
-            " SystemExit?): its process ends",
+            f"racimo: the function of trial {number} goes on {self._leave_within_s:g} s after it was left (does it"
+            " catch SystemExit?): its process ends",
             file=sys.stderr,
             flush=True,
         )
