@@ -4,7 +4,6 @@
 `torch.load`; `.pickle`: of `run.rounds`). A newer one takes the place of the older.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -44,10 +43,10 @@ def rounds_of(name: str) -> int:
 def newest_kept(folder: Path) -> Kept | None:
     """The state with the most rounds; None without any."""
     try:
-        names = os.listdir(folder)
+        paths = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    found = [Kept(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
+    found = [Kept(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return max(found, key=lambda kept: kept.rounds, default=None)
 
 
@@ -70,7 +69,6 @@ def keep(folder: Path, rounds: int, kind: str, write: Callable[[BinaryIO], None]
 
 def drop_others(folder: Path, kept: Path) -> None:
     """Of several states only this one counts; another one may have fewer rounds, or more and be of no use."""
-    for name in os.listdir(folder):
-        if _NAME.fullmatch(name) and name != kept.name:
-            with contextlib.suppress(FileNotFoundError):
-                (folder / name).unlink()
+    for path in list(folder.iterdir()):
+        if _NAME.fullmatch(path.name) and path.name != kept.name:
+            path.unlink(missing_ok=True)

@@ -86,9 +86,8 @@ class Neighbours:
             names = (address, socket.gethostname())
             pem = await asyncio.to_thread(tls.ensure_certificate, certificate, key, names)
             pin = tls.pin_of(pem)
-            server = PeerServer(
-                folder, tls.server_context(certificate, key, ()), pin, self._key(), self._arrivals, self._home.output_dir
-            )
+            context = tls.server_context(certificate, key, ())
+            server = PeerServer(folder, context, pin, self._key(), self._arrivals, self._home.output_dir)
             port = await server.listen(address)
         except (OSError, RacimoError) as error:
             print(f"agent: cannot serve other agents at {address}: {error}", file=sys.stderr)

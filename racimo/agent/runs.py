@@ -117,7 +117,7 @@ class _Reports:
     def __init__(self, path: Path) -> None:
         self.lines: list[Report] = []
         self._seen = Seen()
-        self._file = open(path, "a+b", buffering=0)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - until `close`
         self._file.seek(0)
         content = self._file.read()
         if content and not content.endswith(b"\n"):

@@ -5,7 +5,6 @@ had the trial begins anew, which is said: it is late then, but not lost.
 """
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
@@ -70,7 +69,7 @@ def _copied(source: Path, folder: Path) -> Kept | None:
             shutil.copyfile(kept.path, draft)
         except FileNotFoundError:
             continue
-        os.chmod(draft, 0o600)
+        draft.chmod(0o600)
         draft.replace(target)
         drop_others(folder, target)
         return Kept(kept.rounds, target)

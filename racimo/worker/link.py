@@ -43,7 +43,7 @@ FULL_WAIT_S = 1.0
 """Who reports faster than an agent that listens takes it waits so long, at most, for room."""
 RESENT_REPORTS = 4_096
 BATCH_REPORTS = 512
-"""Sent at a time: after each system call this thread may wait 5 ms for the interpreter's lock while user code computes."""
+"""Sent at a time: after each system call this thread may wait 5 ms for the interpreter's lock."""
 FLUSH_S = 2.0
 _READ_BYTES = 64 * 1024
 

@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -150,10 +151,7 @@ def _settings() -> list[Setting]:
         (torch.is_grad_enabled, torch._C._set_grad_enabled),
         (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        (
-            lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-            lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-        ),
+        (_determinism, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])),
     ]
     settings += [_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")]
     settings += [_attribute(matmul, "allow_tf32")]
@@ -166,9 +164,13 @@ def _attribute(owner: Any, name: str) -> Setting:
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 
 
+def _determinism() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def _folder() -> str:
     try:
-        return os.getcwd()
+        return os.fspath(Path.cwd())
     except FileNotFoundError:  # the trial removed the one that it was in
         return ""
 

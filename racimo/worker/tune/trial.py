@@ -20,7 +20,6 @@ from racimo.worker.train.telemetry import say as say_to_people
 from racimo.worker.tune.numbers import numbers
 from racimo.worker.tune.thin import thinned
 
-
 MAX_METRICS = 1_000
 """Names that one trial may report under."""
 
@@ -147,7 +146,8 @@ class Trial:
             else:
                 found = ", ".join(sorted(self.told.metrics)) or "nothing"
                 message = f"trial {self.number} ended without reporting {first}; it reported {found}"
-                self.fail(Failure(code="metric-missing", message=message, hint=f"run.report({first}=...), or return it"))
+                hint = f"run.report({first}=...), or return it"
+                self.fail(Failure(code="metric-missing", message=message, hint=hint))
 
     def fail(self, failure: Failure) -> None:
         """Nothing if its slice is over: what the function does then counts no more."""
