@@ -17,12 +17,13 @@ def export_to_optuna(table: TrialTable, name: str, storage: str) -> tuple[int, i
     `RacimoError`: `extra-missing`, `invalid-request` if the storage has such a study or cannot be used."""
     try:
         import optuna
+        from optuna.study import StudyDirection
     except ImportError:
         raise RacimoError(
             "extra-missing", "this export needs Optuna, which is not installed here", "pip install 'racimo[tune]'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    directions = ["minimize" if objective.minimize else "maximize" for objective in table.objectives]
+    directions = [StudyDirection.MINIMIZE if one.minimize else StudyDirection.MAXIMIZE for one in table.objectives]
     distributions = {name: _distribution(one) for name, one in table.space.parameters.items()}
     trials = [_frozen(table, trial, distributions) for _, trial in sorted(table.trials.items())]
     known = [trial for trial in trials if trial is not None]
@@ -70,7 +71,7 @@ def _frozen(table: TrialTable, trial: TrialView, distributions: dict[str, Any]) 
     single = len(values) == 1
     return create_trial(
         state=state,
-        values=values if state == TrialState.COMPLETE else None,
+        values=[value for value in values if value is not None] if state == TrialState.COMPLETE else None,
         params=dict(trial.values),
         distributions={name: distributions[name] for name in trial.values},
         intermediate_values={round: value for round, value in trial.curve if math.isfinite(value)} if single else {},
