@@ -19,11 +19,16 @@ HARD_STOP_S = 1.0
 """So long before the end of what is paid the worker is killed: its end takes a moment, and nothing may be spent after."""
 
 
-class Prepaid:
-    """Timers of the workers whose life is prepaid. `host`: this node's name, for messages."""
+def abort(entry: Entry) -> None:
+    """SIGKILL, or never started."""
+    stop_worker(entry, StopWorker(worker=entry.name, how="abort"))
 
-    def __init__(self, host: Callable[[], str]) -> None:
-        self._host = host
+
+class Prepaid:
+    """Timers of the workers whose life is prepaid. `host`: this node's name, for messages; `end` ends a worker."""
+
+    def __init__(self, host: Callable[[], str], end: Callable[[Entry], None] = abort) -> None:
+        self._host, self._end = host, end
         self._until_s: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -70,4 +75,4 @@ class Prepaid:
             return
         message = f"{entry.name} was ended on {self._host()}: no more of its time was paid for"
         entry.doom = entry.doom or Failure(code="prepaid-over", message=message, rank=entry.order.rank)
-        stop_worker(entry, StopWorker(worker=entry.name, how="abort"))
+        self._end(entry)

@@ -42,7 +42,10 @@ class Preemption:
     def serve(self, waiter: Waiter, reason: Reason) -> Reason:
         """Lets go what the waiter needs beyond what is free or on its way; never more, and nothing if it would still
         not suffice. The waiter's reason, with what it gets back."""
-        gifts = [] if self._suffices(waiter, ()) else self._fewest(waiter)
+        lower = self._lower(waiter)
+        if not lower and not self._coming:
+            return reason
+        gifts = [] if self._suffices(waiter, ()) else self._fewest(waiter, lower)
         for run in dict.fromkeys(gift.run.id for gift in gifts):
             self._let_go(waiter, [gift for gift in gifts if gift.run.id == run])
         workers = {gift.run.id: gift.workers for gift in gifts if gift.whole}
@@ -58,9 +61,9 @@ class Preemption:
 
     # What there is to be had
 
-    def _fewest(self, waiter: Waiter) -> list[_Gift]:
+    def _fewest(self, waiter: Waiter, lower: list[Run]) -> list[_Gift]:
         """The first gifts in order that suffice together, less those of them that turned out not to be needed."""
-        gifts = self._gifts(waiter)
+        gifts = self._gifts(waiter, lower)
         if not gifts or not self._suffices(waiter, gifts):
             return []
         low, high = 1, len(gifts)
@@ -75,10 +78,13 @@ class Preemption:
             kept = others if self._suffices(waiter, others) else kept
         return kept
 
-    def _gifts(self, waiter: Waiter) -> list[_Gift]:
+    def _lower(self, waiter: Waiter) -> list[Run]:
+        """Those that can yield to it, the first to do so first."""
         rank = PRIORITY_ORDER[waiter.run.spec.priority]
         lower = [run for run in self._runs if PRIORITY_ORDER[run.spec.priority] > rank and _can_yield(run)]
-        lower.sort(key=lambda run: (-PRIORITY_ORDER[run.spec.priority], -run.order))
+        return sorted(lower, key=lambda run: (-PRIORITY_ORDER[run.spec.priority], -run.order))
+
+    def _gifts(self, waiter: Waiter, lower: list[Run]) -> list[_Gift]:
         spare = [_Gift(run, (worker,), False) for run in lower for worker in self._spare(run, waiter.ask)]
         helping = [run for run in lower if any(self._helps(worker, waiter.ask) for worker in heal.staying(run))]
         return spare + [_Gift(run, tuple(heal.staying(run)), True) for run in helping]
@@ -135,7 +141,7 @@ class Preemption:
         self.intents += end.leaving(run, "abort", reason, rest)
 
     def _why(self, waiter: Waiter, run: Run, num_going: int, whole: bool) -> Reason:
-        stay, needed = len(heal.staying(run)), waiter.num_workers * waiter.ask.per_worker
+        stay, needed = len(heal.staying(run)), waiter.ask.devices_for(waiter.num_workers)
         free = self._pool.count(waiter.ask)
         text = f"{waiter.run.id} ({waiter.run.spec.priority} before {run.spec.priority}) needs"
         text += f" {kind_words(waiter.ask.kind, needed)}, {free} free: "

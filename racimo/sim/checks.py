@@ -6,9 +6,10 @@ from racimo.act.journal import MemoryJournal
 from racimo.control.core import Core
 from racimo.sim.fleet import Fleet
 from racimo.sim.worker import SimWorker
-from racimo.state.events import Record, WorkerExited
+from racimo.state.events import Record, SliceEnded, WorkerExited, WorkersLost
 from racimo.state.fold import State, fold
-from racimo.state.nouns import parse_worker_id, worker_id
+from racimo.state.nouns import Run, parse_worker_id, worker_id
+from racimo.state.trials import Result
 
 
 class Violated(Exception):
@@ -115,3 +116,31 @@ def check_journal(core: Core, disk_journal: MemoryJournal) -> None:
             if name in exited:
                 raise Violated(f"{name} is recorded to have exited twice", record.event.run)
             exited.add(name)
+
+
+def check_study(core: Core, run: Run, fleet: Fleet, disk_journal: MemoryJournal) -> None:
+    """No result is lost or counted twice, none is another's, and no more than a round of a trial was done again."""
+    for name, what in fleet.truth.violations:
+        if name == run.id:
+            raise Violated(what, run.id)
+    told: dict[int, Result] = {}
+    lost: set[tuple[int, int]] = set()
+    for record in disk_journal.records(run.id):
+        event = record.event
+        if isinstance(event, SliceEnded):
+            if event.number in told:
+                raise Violated(f"the result of slice {event.number} is recorded twice", run.id)
+            told[event.number] = event.result
+        elif isinstance(event, WorkersLost):
+            lost |= {(event.attempt, index) for index in event.indices}
+    for (name, number), (worker, result) in fleet.truth.results.items():
+        if name != run.id:
+            continue
+        if number in told and told[number] != result:
+            raise Violated(f"slice {number} came to {result} and is recorded as {told[number]}", run.id)
+        given_up = (worker.attempt, worker.index) in lost or fleet.machines[worker.node].gone
+        if number not in told and not given_up and run.status != "stopped":
+            raise Violated(f"the result of slice {number}, run by {worker.name}, is lost", run.id)
+    study = core.state.studies[run.id]
+    if run.status == "succeeded" and (study.running or study.waiting):
+        raise Violated(f"it succeeded with trials {[*study.running.values(), *study.waiting]} under way", run.id)

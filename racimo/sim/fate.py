@@ -23,7 +23,8 @@ class Fate:
         self.leaving: set[str] = set()
         """Nodes that are drained for good."""
 
-    def plan(self) -> None:
+    def plan(self, only: tuple[str, ...] = ()) -> None:
+        """Strikes of all kinds, or of those named."""
         kinds: dict[str, tuple[int, Callable[[], None]]] = {
             "control": (2, self._control.kill),
             "control at a boundary": (6, self._kill_at_boundary),
@@ -44,6 +45,7 @@ class Fate:
                 "drain": (2, self._drain),
                 "join": (1, lambda: self._join(self._rng.choice((1, 2, 4)))),
             }
+        kinds = {kind: found for kind, found in kinds.items() if not only or kind in only}
         weights = [weight for weight, _ in kinds.values()]
         for _ in range(self._rng.randint(3, 25)):
             kind = self._rng.choices(tuple(kinds), weights)[0]

@@ -7,6 +7,7 @@ from racimo.sim.machine import HANG_DETECTION_S, SimMachine
 from racimo.sim.network import SimNetwork
 from racimo.sim.timeline import Timeline
 from racimo.sim.training import SimTraining
+from racimo.sim.trials import Truth
 from racimo.sim.worker import SimWorker
 from racimo.state.nouns import Device, Node
 
@@ -20,6 +21,7 @@ class Fleet:
         self.network = SimNetwork(timeline, head="node-1")
         self.machines: dict[str, SimMachine] = {}
         self.trainings: dict[str, SimTraining] = {}
+        self.truth = Truth(lambda worker: self.counts(worker))
         self.counts: Callable[[SimWorker], bool] = lambda worker: True
         self.on_added: Callable[[SimMachine], None] = lambda machine: None
 
@@ -28,7 +30,9 @@ class Fleet:
         name = f"node-{len(self.machines) + 1}"
         devices = tuple(Device(index) for index in range(num_devices))
         node = Node(id=name, host=name, devices=devices, address=f"10.0.0.{len(self.machines) + 1}")
-        machine = self.machines[name] = SimMachine(self.timeline, self.rng, node, self.training_of)
+        machine = self.machines[name] = SimMachine(
+            self.timeline, self.rng, node, self.training_of, self._saved_at, self.truth
+        )
         self.on_added(machine)
         return machine
 
@@ -64,6 +68,10 @@ class Fleet:
                 worker.order.config,
             )
         return self.trainings[run]
+
+    def _saved_at(self, node: str, run: str, trial: int) -> int | None:
+        machine = self.machines.get(node)
+        return None if machine is None or machine.gone else machine.trials.saved.get((run, trial), 0)
 
     def _leave(self, worker: SimWorker, outcome: str) -> None:
         self.machines[worker.node].leave(worker, outcome)

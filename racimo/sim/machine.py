@@ -7,7 +7,7 @@ from collections.abc import Callable
 from racimo.agent import protocol
 from racimo.sim.timeline import Timeline
 from racimo.sim.training import SimTraining
-from racimo.sim.trials import SimTrials
+from racimo.sim.trials import SimTrials, Truth
 from racimo.sim.worker import SimWorker
 from racimo.spec.study import MAX_PARALLEL
 from racimo.state import events as ev
@@ -30,7 +30,15 @@ class AgentDown(Exception):
 class SimMachine:
     """`on_start` is told of each process that starts, `on_news` that there is something to pull."""
 
-    def __init__(self, timeline: Timeline, rng: random.Random, node: Node, training_of: TrainingOf) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        node: Node,
+        training_of: TrainingOf,
+        saved_at: Callable[[str, str, int], int | None],
+        truth: Truth,
+    ) -> None:
         self.timeline, self.rng, self.node = timeline, rng, node
         self.agent_up = True
         self.zygote_up = True
@@ -42,7 +50,7 @@ class SimMachine:
         self.workers: dict[str, SimWorker] = {}
         self.announced: dict[str, protocol.Announce] = {}
         self.spool: list[tuple[int, protocol.AgentEvent]] = []
-        self.trials = SimTrials(timeline, rng, self._tell_result, self._leave_as_asked)
+        self.trials = SimTrials(timeline, rng, self._tell_result, self._leave_as_asked, saved_at, truth)
         self._results: list[ev.SliceEnded] = []
         """Written down by workers, and not yet told."""
         self._training_of = training_of
@@ -230,6 +238,8 @@ class SimMachine:
             return
         worker.ready = True
         self.tell(worker)
+        if worker.tuning and worker.asked:
+            self._leave_as_asked(worker)
         if worker.training:
             self.timeline.after(0.0, self._training_of(worker).look)
 
@@ -265,6 +275,8 @@ class SimMachine:
                     self._run_on(worker)
         elif worker.ready:
             self._ask_to_leave(worker, how)
+        elif how == "release":
+            worker.asked = how  # told once it has connected
         elif how == "pause" and not worker.frozen and worker.pid is not None:
             worker.frozen = True
             if worker.timer is not None:

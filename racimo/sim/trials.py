@@ -1,13 +1,14 @@
 """Trials as their workers run them, reduced to what the control plane can see: slices in, results out.
 
 The objective is a curve that follows from the point alone, so every decision about it can be told in advance. What a
-trial saved lies on its node's disk and survives its worker.
+trial saved lies on its node's disk, survives its worker, and is fetched from there by others. `Truth` remembers what
+really happened, to be held against the journal.
 """
 
 import random
 from collections.abc import Callable
 
-from racimo.agent.protocol import RunSlice
+from racimo.agent.protocol import RunSlice, SliceOrder
 from racimo.sim.timeline import Timeline, Timer
 from racimo.sim.worker import SimWorker
 from racimo.state.trials import Result, SliceOutcome, Values
@@ -15,11 +16,52 @@ from racimo.state.trials import Result, SliceOutcome, Values
 Tell = Callable[[SimWorker, int, Result], None]
 
 
-class SimTrials:
-    """The trials of one node. `tell` spools a result; `leave` ends a worker that was asked to go."""
+class Truth:
+    """What trials really did, over all nodes and attempts. `counts`: whether control takes a worker to be alive."""
 
-    def __init__(self, timeline: Timeline, rng: random.Random, tell: Tell, leave: Callable[[SimWorker], None]) -> None:
+    def __init__(self, counts: Callable[[SimWorker], bool]) -> None:
+        self.results: dict[tuple[str, int], tuple[SimWorker, Result]] = {}
+        """By run and number of the slice."""
+        self.violations: list[tuple[str, str]] = []
+        """(run, what happened)"""
+        self.num_begun_again = 0
+        self._counts = counts
+        self._done: dict[tuple[str, int], int] = {}
+
+    def begins(self, worker: SimWorker, trial: int, rounds: int, *, may_be_late: bool) -> None:
+        """A worker takes up a trial after so many rounds. `may_be_late`: what was saved may have burnt."""
+        done = self._done.get((worker.run, trial), 0)
+        self.num_begun_again += rounds < done
+        if done - rounds > 1 and not may_be_late:
+            self.violations.append((worker.run, f"{worker.name} begins trial {trial} at {rounds}, {done} were done"))
+
+    def round_done(self, worker: SimWorker, trial: int, rounds: int) -> None:
+        if self._counts(worker):
+            key = worker.run, trial
+            self._done[key] = max(self._done.get(key, 0), rounds)
+
+    def ended(self, worker: SimWorker, number: int, result: Result) -> None:
+        if (worker.run, number) in self.results:
+            self.violations.append((worker.run, f"slice {number} was run twice"))
+        self.results[worker.run, number] = worker, result
+
+
+class SimTrials:
+    """The trials of one node. `tell` spools a result; `leave` ends a worker that was asked to go.
+
+    `saved_at` (node, run, trial): the rounds that are saved on a node, None if it has burnt."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        tell: Tell,
+        leave: Callable[[SimWorker], None],
+        saved_at: Callable[[str, str, int], int | None],
+        truth: Truth,
+    ) -> None:
         self._timeline, self._rng, self._tell, self._leave = timeline, rng, tell, leave
+        self._saved_at, self._truth = saved_at, truth
         self.saved: dict[tuple[str, int], int] = {}
         """Rounds that are saved here, by run and trial."""
         self._given: dict[str, RunSlice] = {}
@@ -37,9 +79,21 @@ class SimTrials:
         before = known.order.grant.trial if known is not None else None
         self._given[worker.name] = message
         if before != message.order.grant.trial:
-            self._rounds[worker.name] = self.saved.get((worker.run, message.order.grant.trial), 0)
+            self._rounds[worker.name] = self._take_up(worker, message.order)
         self._curve[worker.name] = []
         self._next_round(worker)
+
+    def _take_up(self, worker: SimWorker, order: SliceOrder) -> int:
+        """The rounds of the newest state that can be had: its own, else its parent's."""
+        run, trial = worker.run, order.grant.trial
+        own: list[int | None] = [self.saved.get((run, trial), 0)]
+        own += [self._saved_at(place.node, run, trial) for place in order.states if place.trial == trial]
+        others = [self._saved_at(place.node, run, place.trial) for place in order.states if place.trial != trial]
+        rounds = max(known for known in own if known is not None)
+        self._truth.begins(worker, trial, rounds, may_be_late=None in own)
+        rounds = rounds or max((known for known in others if known is not None), default=0)
+        self.saved[run, trial] = rounds
+        return rounds
 
     def asked_to_leave(self, worker: SimWorker) -> None:
         """It leaves after the round at hand, at once if it has none."""
@@ -61,6 +115,7 @@ class SimTrials:
             return
         order = self._given[worker.name].order
         rounds = self._rounds[worker.name] = self._rounds[worker.name] + 1
+        self._truth.round_done(worker, order.grant.trial, rounds)
         value = objective(order.values, rounds)
         if value is None:
             self._end(worker, "diverged")
@@ -90,6 +145,7 @@ class SimTrials:
             worked_s=1.0,
         )
         self._done[worker.name] = grant.number
+        self._truth.ended(worker, grant.number, result)
         self._tell(worker, grant.number, result)
         if worker.asked:
             self._leave(worker)

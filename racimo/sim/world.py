@@ -7,7 +7,7 @@ import msgspec
 
 from racimo.act.journal import MemoryJournal
 from racimo.control.core import Core
-from racimo.sim.checks import Violated, Watch, check_journal, story
+from racimo.sim.checks import Violated, Watch, check_journal, check_study, story
 from racimo.sim.control import SimControl
 from racimo.sim.fate import Fate
 from racimo.sim.fleet import Fleet
@@ -16,12 +16,15 @@ from racimo.sim.timeline import START_S, Timeline
 from racimo.sim.worker import SimWorker
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import Priority, RunSpec
+from racimo.spec.study import StudySpec
 
 CLIENT_RETRY_S = 0.25
 NOT_YET = ("run-unknown", "can-never-fit", "node-unknown")
 """Answers that another moment may change: the run is not submitted yet, or a machine has not joined."""
 FATE_ENDS_S = 90.0
 GIVE_UP_S = 4_000.0
+MANY_RETRIES = 1_000
+"""Of a trial: no history kills its workers so often."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +38,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World:
-    """`run()` plays the seed's history to its end and raises `Violated` if a promise broke, with the run's story."""
+    """`run()` plays the seed's history to its end and raises `Violated` if a promise broke, with the run's story.
 
-    def __init__(self, seed: int, *, faults: bool = True) -> None:
+    `faults`: all kinds, none, or those named (see `Fate`). `specs`: these runs on one machine of two devices, and
+    nobody touches them; else what the seed makes up."""
+
+    def __init__(
+        self, seed: int, *, faults: bool | tuple[str, ...] = True, specs: tuple[RunSpec, ...] | None = None
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.timeline = Timeline()
@@ -52,16 +60,20 @@ class World:
         self.num_pending = 0
         """Things that are still to happen, such as clients that wait for an answer."""
         self._connect()
-        num_machines = self.rng.choice((1, 1, 2, 3, 4))
+        num_machines = self.rng.choice((1, 1, 2, 3, 4)) if specs is None else 1
         self.wide = num_machines > 1 and self.rng.random() < 0.6
         """Machines of few devices and long trainings, which span them."""
         for _ in range(num_machines):
-            self.fleet.add(self.rng.choice((1, 1, 2) if self.wide else (1, 2, 2, 3, 4, 6)))
+            sizes = (1, 1, 2) if self.wide else (1, 2, 2, 3, 4, 6)
+            self.fleet.add(self.rng.choice(sizes) if specs is None else 2)
         self.num_devices = sum(len(machine.node.devices) for machine in self.fleet.present)
         self.fate = Fate(self)
-        self._plan_users()
+        if specs is None:
+            self._plan_users()
+        else:
+            self._plan_runs(specs)
         if faults:
-            self.fate.plan()
+            self.fate.plan(faults if isinstance(faults, tuple) else ())
         self.timeline.after(FATE_ENDS_S, self._resume_forgotten)
         self.control.start()
 
@@ -120,17 +132,25 @@ class World:
         delay_s = max(self.rng.uniform(0.05, 1.5), self.supervisor_back_s - self.timeline.now_s())
         self.timeline.after(delay_s, start)
 
+    def _plan_runs(self, specs: tuple[RunSpec, ...]) -> None:
+        for number, spec in enumerate(specs):
+            asked = Asked(key=f"request-{number}", at_s=0.0, spec=spec)
+            self.asked.append(asked)
+            self.keep_asking(0.0, asked.key, lambda core, a=asked: core.submit(a.spec, a.key))  # type: ignore[misc]
+
     def _plan_users(self) -> None:
         for number in range(self.rng.randint(4, 9)):
             at_s = self.rng.uniform(0, 40)
-            train = self.rng.random() < (0.7 if self.wide else 0.5)
-            spec = self._training() if train else self._command()
+            kind = self.rng.random()
+            train = kind < (0.6 if self.wide else 0.4)
+            tune = not train and kind < (0.8 if self.wide else 0.65)
+            spec = self._training() if train else self._tuning() if tune else self._command()
             touched = self.rng.random() < 0.4
             asked = Asked(key=f"request-{number}", at_s=at_s, spec=spec, touched=touched)
             self.asked.append(asked)
             self.keep_asking(at_s, asked.key, lambda core, a=asked: core.submit(a.spec, a.key))  # type: ignore[misc]
             if touched:
-                self._plan_touches(asked, elastic=train)
+                self._plan_touches(asked, elastic=train or tune)
 
     def _plan_touches(self, asked: Asked, *, elastic: bool) -> None:
         at_s = asked.at_s
@@ -195,9 +215,33 @@ class World:
             "micro_shards": 8,
             "hang_at": 3 if self.rng.random() < 0.05 else -1,
         }
+        priority: Priority = self.rng.choice(("low", "normal", "normal", "high"))
         return RunSpec(
-            train="train.py:train", workers=f"{least}..{most}", config=config, retries=self.rng.choice((0, 0, 1))
+            train="train.py:train",
+            workers=f"{least}..{most}",
+            config=config,
+            priority=priority,
+            retries=self.rng.choice((0, 0, 1)),
         )
+
+    def _tuning(self) -> RunSpec:
+        config = {
+            "round_s": self.rng.choice((0.05, 0.3, 1.0)),
+            "rounds": 9,
+            "ready_s": self.rng.choice((0.05, 0.5, 2.0)),
+        }
+        study = StudySpec(
+            space={"x": "0.0..1.0"},
+            metric="loss",
+            proposer="random",
+            scheduler=self.rng.choice(("asha", "asha", "freeze-thaw", "population", "median", "none")),
+            trials=self.rng.randint(1, 20),
+            parallel=self.rng.choice((0, 1, 2, 4)),
+            rounds=9,
+            retries=MANY_RETRIES,
+        )
+        priority: Priority = self.rng.choice(("low", "low", "normal", "high"))
+        return RunSpec(tune="tune.py:train", study=study, config=config, priority=priority)
 
     # The end
 
@@ -250,11 +294,15 @@ class World:
         drained = run.failure is not None and run.failure.code == "node-drained" and self.fate.num_drains > 0
         lost_machine = any(self.fleet.machines[name].gone for name in run.nodes)
         if run.id not in self.disturbed and not lost_machine and not drained and run.status != "stopped":
-            exits_0 = asked.spec.train or asked.spec.command[2] == "0"
+            exits_0 = not asked.spec.command or asked.spec.command[2] == "0"
             hangs = asked.spec.config.get("hang_at", -1) >= 0
             expected = "succeeded" if exits_0 else "failed"
             if run.status != expected and not hangs:
                 raise Violated(f"{run.id} was left alone and is {run.status}, not {expected}", run.id)
+        if asked.spec.tune:
+            check_study(core, run, self.fleet, MemoryJournal(self.control.disk))
+            if run.status not in ("succeeded", "stopped"):
+                raise Violated(f"{run.id} is {run.status}, though whatever dies it can go on", run.id)
         if run.status == "succeeded" and asked.spec.train:
             training = self.fleet.trainings[run.id]
             if training.step != training.until:

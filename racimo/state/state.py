@@ -107,10 +107,22 @@ class State:
         for device in worker.devices:
             if self.leases.get((worker.node, device)) != name:
                 continue
+            heir = self._sharer(run, worker, device)
+            if heir is not None:
+                self.leases[worker.node, device] = heir
+                continue
             del self.leases[worker.node, device]
             found = self._free_with(worker.node, device)
             if found is not None:
                 insort(found, device)
+
+    def _sharer(self, run: str, worker: Worker, device: int) -> str | None:
+        """Another live worker of the run on the same device, where its workers share devices."""
+        found = self.runs.get(run)
+        for other in found.live_workers if found is not None and found.spec.shares > 1 else ():
+            if other.index != worker.index and other.node == worker.node and device in other.devices:
+                return worker_id(run, other.attempt, other.index)
+        return None
 
     def _drop_devices(self, node_id: str) -> None:
         node = self.nodes.get(node_id)
@@ -159,7 +171,7 @@ class State:
         state.forgotten = known if isinstance(known, dict) else dict.fromkeys(known, ())
         state.stuck = snapshot.stuck
         state.unreachable = {(one, other): at_s for one, other, at_s in snapshot.unreachable}
-        state.studies = {run: Study.restored(kept) for run, kept in snapshot.studies.items()}
+        state.studies = {run: Study.restored(kept, snapshot.seq) for run, kept in snapshot.studies.items()}
         for node in snapshot.nodes:
             state.put_node(node)
         for run in snapshot.runs:

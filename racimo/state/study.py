@@ -5,7 +5,7 @@ else follows from them, so that a decision after a restart finds what it would h
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from typing import assert_never
 
 import msgspec
@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from racimo.spec.expression import Expression
 from racimo.spec.space import Scalar, key_of
-from racimo.spec.study import MAX_ROUNDS, StudySpec
+from racimo.spec.study import StudySpec
 from racimo.state import events as ev
 from racimo.state.nouns import Failure, Reason
-from racimo.state.trials import MAX_CURVE_POINTS, Curve, Grant, Result, Trial, TrialStatus
+from racimo.state.rungs import Rung, Standing, joined, levels, remove
+from racimo.state.trials import Grant, Result, Trial, TrialStatus
 
-Standing = tuple[float, int]
-"""(signed value, trial): less is better, and of equals the earlier trial."""
+__all__ = ["Bill", "Kept", "Rung", "Standing", "Study", "StudyEvent", "joined", "levels"]
 
 StudyEvent = (
     ev.TrialsProposed | ev.SliceGranted | ev.SliceEnded | ev.TrialEnded | ev.StudyChanged
@@ -30,23 +30,11 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """What the worker of a slice is: where it runs, on how many devices, and what one costs an hour."""
 
     node: str = ""
-    num_devices: int = 1
+    num_devices: float = 1.0
     price_per_device_hour: float = 0.0
 
     def cost(self, worked_s: float) -> float:
         return worked_s * self.num_devices / 3600.0 * self.price_per_device_hour
-
-
-class Rung:
-    """Trials that have had so many rounds, the best first; `waiting` are those that were paused there."""
-
-    def __init__(self) -> None:
-        self.standings: list[Standing] = []
-        self.waiting: list[Standing] = []
-
-    def rank(self, standing: Standing) -> int:
-        """How many are better."""
-        return bisect_left(self.standings, standing)
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +247,9 @@ class Study:
         kept = self.keep()
         if terms.space != self.terms.space:  # its points are others from the first draw on
             kept = replace(kept, num_draws=0)
+        seq = self.changed_at
         self._clear()
+        self.changed_at = seq
         self._take_terms(terms)
         self._fill(msgspec.structs.replace(kept, terms=terms, exhausted=False, failure=None))
 
@@ -310,9 +300,9 @@ class Study:
         self.num_rounds -= trial.rounds
         self.cost -= trial.cost
         value = self.signed(trial)
-        _remove(self.ranking, (value, trial.number))
+        remove(self.ranking, (value, trial.number))
         for rounds, standing in self._stands(trial):
-            _remove(self.rungs[rounds].standings, standing)
+            remove(self.rungs[rounds].standings, standing)
         self.waiting.pop(trial.number, None)
         self.paused.pop(trial.number, None)
         if trial.status == "running":
@@ -320,7 +310,7 @@ class Study:
             del self.running[grant.worker]
             self.prepaid_s -= grant.prepaid_s
         elif trial.status == "paused" and trial.rounds in self.rungs:
-            _remove(self.rungs[trial.rounds].waiting, (value, trial.number))
+            remove(self.rungs[trial.rounds].waiting, (value, trial.number))
 
     def _stands(self, trial: Trial) -> list[tuple[int, Standing]]:
         """The rungs at which it has a value. A trial that diverged stands last wherever it came or was to come."""
@@ -353,8 +343,10 @@ class Study:
         )
 
     @staticmethod
-    def restored(kept: Kept) -> "Study":
+    def restored(kept: Kept, seq: int = -1) -> "Study":
+        """What a snapshot of record `seq` kept: all of it counts as changed there, for those who saw less."""
         study = Study(kept.terms)
+        study.changed_at = seq
         study._fill(kept)
         return study
 
@@ -374,39 +366,6 @@ class Study:
         return isinstance(other, Study) and self.keep() == other.keep()
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def levels(terms: StudySpec) -> tuple[int, ...]:
-    """The rounds at which trials are compared: first, first x eta, ... (freeze-thaw: half as long again each time), and
-    the last if it is known. Whole numbers throughout: a logarithm would lose one where 243 is 3 to the fifth."""
-    found, level = [], terms.first_round
-    end = terms.rounds or MAX_ROUNDS
-    while level < end:
-        found.append(level)
-        level = max(level + 1, level * 3 // 2) if terms.scheduler == "freeze-thaw" else level * terms.eta
-    return (*found, terms.rounds) if terms.rounds else tuple(found)
-
-
-def joined(before: Curve, after: Curve, kept: tuple[int, ...]) -> Curve:
-    """Both curves, the first value of each round counting, thinned to `MAX_CURVE_POINTS`: every second point of the
-    older half goes, but none at the rounds `kept`."""
-    if not after:
-        return before
-    last = before[-1][0] if before else 0
-    points = [*before, *(point for point in after if point[0] > last)]
-    while len(points) > MAX_CURVE_POINTS:
-        half = len(points) // 2
-        thinned = [p for i, p in enumerate(points[:half]) if i % 2 == 0 or p[0] in kept] + points[half:]
-        if len(thinned) == len(points):
-            break
-        points = thinned
-    return tuple(points)
-
-
-def _remove(standings: list[Standing], standing: Standing) -> None:
-    at = bisect_left(standings, standing)
-    if at < len(standings) and standings[at] == standing:
-        del standings[at]
 
 
 def _ending(status: TrialStatus, result: Result, retries: int) -> Reason:

@@ -146,6 +146,34 @@ def test_the_tables_after_a_restart_are_those_before(seed: int) -> None:
         assert (rung.standings, rung.waiting) == ((other.standings, other.waiting) if other else ([], []))
 
 
+def test_whoever_has_seen_some_records_is_told_what_changed_since_even_after_a_restart(told: Told) -> None:
+    told.propose(3)
+    seen = told.seq
+    told.grant(1, until=1)
+    told.end(0, "reached", 1, 0.5)
+    again = Study.restored(told.study.keep(), told.seq)
+    assert [trial.number for trial in told.study.changed_since(seen)] == [1]
+    assert {1} <= {trial.number for trial in again.changed_since(seen)}
+    assert again.changed_since(told.seq) == []
+    again.apply(ev.TrialEnded(run="s", trial=2, status="stopped", reason=WHY), told.seq + 1, 9.0)
+    assert [trial.number for trial in again.changed_since(told.seq)] == [2]
+
+
+def test_after_new_terms_every_trial_counts_as_changed(told: Told) -> None:
+    told.propose(3)
+    seen = told.seq
+    told.tell(ev.StudyChanged(run="s", study=terms(trials=80, rounds=9)))
+    assert told.study.changed_at == told.seq and len(told.study.changed_since(seen)) == 3
+    assert told.study.changed_since(told.seq) == []
+
+
+def test_a_worker_that_was_asked_to_leave_costs_its_trial_no_retry(told: Told) -> None:
+    told.propose(1)
+    told.grant(0, until=1)
+    told.study.lose(0, 99, 200.0, Bill(node="n"), asked=True)
+    assert told.study.trials[0].status == "waiting" and told.study.trials[0].retries == 0
+
+
 def test_a_long_curve_is_thinned_but_not_at_the_rungs() -> None:
     curve = joined((), tuple((n, float(n)) for n in range(1, 1000)), (1, 3, 9, 27, 81, 243))
     assert len(curve) <= MAX_CURVE_POINTS
