@@ -101,6 +101,7 @@ class _Play:
         self._scheduler = scheduler_of(self._study)
         self._known, self._devices, self._round_s, self._now_s = told, devices, round_s, now_s
         self._by_number = {trial.number: trial for trial in told}
+        self._spread = _bandwidth([_value_at(study, trial, 1 << 62) for trial in told])
         ends = [trial.rounds for trial in told if trial.status == "finished"]
         longest = max((trial.rounds for trial in told), default=1)
         self._end = terms.rounds or (round(sum(ends) / len(ends)) if ends else longest)
@@ -171,7 +172,8 @@ class _Play:
         outcome: SliceOutcome = "diverged" if diverges else "finished" if rounds >= self._end else "reached"
         if model is not None:
             value = predicted(study, model, rounds) if rounds > model.rounds else _value_at(study, model, rounds)
-        value += 1e-9 * abs(value) * uniform("forecast", trial.number)  # no two are quite the same
+        if trial.number not in self._by_number:
+            value += self._spread * _normal(trial.number)
         shown = value if study.objectives[0].minimize else -value
         metrics = {study.objectives[0].metric: shown} if math.isfinite(shown) else {}
         result = Result(
@@ -200,6 +202,23 @@ class _Play:
         if known is not None or not self._known:
             return known
         return self._known[int(uniform("like", trial.number) * len(self._known))]
+
+
+def _bandwidth(values: list[float]) -> float:
+    """How far new trials lie about those that they are like, so that there are better ones among them at the rate at
+    which better ones do come (a smoothed bootstrap; Silverman 1986, rule of thumb for the width of a kernel)."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) < 2:
+        return 1.0
+    mean = sum(finite) / len(finite)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
+    quartiles = (finite[(3 * len(finite)) // 4] - finite[len(finite) // 4]) / 1.34
+    return 1.06 * (min(deviation, quartiles) or deviation) * float(len(finite) ** -0.2)
+
+
+def _normal(trial: int) -> float:
+    """A number that looks normally distributed and follows from the trial's alone (Irwin-Hall)."""
+    return sum(uniform("forecast", trial, part) for part in range(12)) - 6.0
 
 
 def _value_at(study: Study, trial: Trial, rounds: int) -> float:

@@ -40,7 +40,8 @@ class Population:
             return move
         interval = study.terms.first_round
         more = room(study)
-        return Begin(until=interval, reason=begins(interval), most=more) if more else None
+        drawn = any(number not in taken for number in study.waiting)
+        return Begin(until=interval, reason=begins(interval), most=more) if more or drawn else None
 
     def otherwise(self, study: Study, taken: Collection[int]) -> Go | End | Clone | None:
         return self._begin_clone(study, taken) or self._refill(study) or self._go_on(study, taken)
@@ -94,7 +95,7 @@ class Population:
         """One of the best quarter that has something saved and is not complete, by a hash."""
         ranked = _ranked(study)
         best = [one for one in ranked[: max(1, len(ranked) // QUARTER)] if one.saved and not _complete(study, one)]
-        if len(ranked) < MIN_TOLD or not best:
+        if len(ranked) < MIN_TOLD - 1 or not best:  # whoever gave its place up is not among them any more
             return None
         return best[int(uniform("exploit", self._seed, for_trial, study.num_slices) * len(best))]
 

@@ -141,7 +141,7 @@ class Purse:
             for node in self._nodes.values()
             if any(ask.wants(device.kind) for device in node.devices)
         )
-        return max(prices, default=0.0) * ask.per_worker / SECONDS_PER_HOUR
+        return max(prices, default=0.0) * ask.per_worker / ask.shares / SECONDS_PER_HOUR
 
     def _rate(self, worker: Worker) -> float:
         node = self._nodes.get(worker.node)
