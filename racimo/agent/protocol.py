@@ -60,6 +60,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}
     devices: tuple[int, ...] = ()
+    shares: int = 1
+    """So many workers of the run share each of these devices."""
     threads: int = 1
     memory_bytes: int | None = None
     rank: int = 0

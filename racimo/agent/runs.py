@@ -73,7 +73,9 @@ _REPORT_LINE = msgspec.json.Decoder(_ReportLine)
 
 def encode_report(report: Report) -> bytes:
     """One line of a file of reports."""
-    values = {name: value if math.isfinite(value) else str(value) for name, value in report.values.items()}
+    values: dict[str, float | str | None] = {
+        name: value if math.isfinite(value) else str(value) for name, value in report.values.items()
+    }
     return msgspec.json.encode(_ReportLine(step=report.step, values=values, trial=report.trial)) + b"\n"
 
 

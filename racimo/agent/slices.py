@@ -74,8 +74,9 @@ class Slices:
         written = newest_result(entry.directory)
         if written is not None:
             self.done(entry, written)
-        for table in (self._orders, self._told, self._ready):
-            table.pop(entry.name, None)  # type: ignore[attr-defined]
+        self._orders.pop(entry.name, None)
+        self._told.pop(entry.name, None)
+        self._ready.pop(entry.name, None)
 
     def close(self) -> None:
         for task in self._bringing:

@@ -28,6 +28,9 @@ def strays(entries: Mapping[str, Entry], entry: Entry) -> list[Entry]:
             break
         if not other.live or other.order.exec_of:
             continue
+        sibling = other.run == entry.run and other.attempt == entry.attempt
+        if sibling and entry.order.shares > 1:
+            continue  # they share a device
         if (other.run == entry.run and other.attempt < entry.attempt) or devices & set(other.order.devices):
             found.append(other)
     return found

@@ -76,6 +76,7 @@ def worker_order(
         variables=spec.variables,
         secrets=secrets or {},
         devices=worker.devices,
+        shares=spec.shares,
         threads=spec.threads,
         memory_bytes=spec.memory_bytes,
         rank=0 if alone else worker.rank,

@@ -12,11 +12,14 @@ import msgspec
 
 from racimo.spec.quantity import format_size
 from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
 from racimo.state.fold import State
 from racimo.state.nouns import Placement, Reason, Run
 
 PAIR_FRESH_S = 300.0
 """How long nodes that did not reach each other share no run."""
+
+_ANY_STUDY = StudySpec(space={"x": "0.0..1.0"}, metric="loss")
 
 Group = tuple[str, str]
 """A node and a kind of device."""
@@ -25,12 +28,21 @@ Group = tuple[str, str]
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What is looked for: workers with `per_worker` devices of `kind` ("" for any but those in `spare`).
 
-    `home`: the nodes that the run has already."""
+    `shares`: so many workers go on one device. `home`: the nodes that the run has already."""
 
     kind: str
     per_worker: int
+    shares: int = 1
     spare: frozenset[str] = frozenset()
     home: tuple[str, ...] = ()
+
+    def fit_on(self, num_devices: int) -> int:
+        """How many workers."""
+        return num_devices * self.shares // self.per_worker
+
+    def devices_for(self, num_workers: int) -> int:
+        """How many devices so many workers need."""
+        return -(-num_workers // self.shares) * self.per_worker
 
     def wants(self, kind: str) -> bool:
         return kind == self.kind or (not self.kind and kind not in self.spare)
@@ -41,8 +53,8 @@ class Pool:
 
     def __init__(self, groups: Mapping[Group, Sequence[int]], apart: Iterable[tuple[str, str]] = ()) -> None:
         self._groups = dict(groups)
-        self._rooms: dict[tuple[str, int], dict[str, int]] = {}
-        """By kind asked and size of a worker, how many fit by kind of device."""
+        self._rooms: dict[tuple[str, int, int], dict[str, int]] = {}
+        """By kind asked, size of a worker and workers on a device, how many fit by kind of device."""
         self._apart: dict[str, set[str]] = {}
         for one, other in apart:
             self._apart.setdefault(one, set()).add(other)
@@ -70,6 +82,10 @@ class Pool:
         """Whether such devices may get new work, once they are free."""
         return group in self._groups
 
+    def takes_work(self, node: str) -> bool:
+        """Whether the node may get new work."""
+        return any(name == node for name, _ in self._groups)
+
     def plus(self, devices: Mapping[Group, Collection[int]]) -> "Pool":
         """What it would be if these came free, too. Those of nodes that get no new work do not count."""
         more = Pool({group: sorted({*found, *devices.get(group, ())}) for group, found in self._groups.items()})
@@ -78,7 +94,7 @@ class Pool:
 
     def count(self, ask: Ask) -> int:
         """Devices that would do."""
-        return self.room(msgspec.structs.replace(ask, per_worker=1))
+        return self.room(msgspec.structs.replace(ask, per_worker=1, shares=1))
 
     def largest(self, ask: Ask) -> int:
         """Devices that would do on the one node that has most of them."""
@@ -99,7 +115,7 @@ class Pool:
             group = at_home.pop(0) if at_home else self._best(ask, num_workers, chosen, used)
             if group is None:
                 break
-            chosen[group] = min(len(self._groups[group]) // ask.per_worker, num_workers)
+            chosen[group] = min(ask.fit_on(len(self._groups[group])), num_workers)
             used.add(group[0])
             num_workers -= chosen[group]
         return list(chosen.items())
@@ -110,7 +126,7 @@ class Pool:
         ranked: list[tuple[bool, int, int, str]] = []
         for kind, sizes in self._sizes.items():
             for size, nodes in sizes.items():
-                room = size // ask.per_worker
+                room = ask.fit_on(size)
                 if room and nodes and ask.wants(kind):
                     whole = room >= num_workers
                     ranked.append((not whole, room if whole else -room, size if whole else -size, kind))
@@ -127,13 +143,14 @@ class Pool:
         for group, num_workers in chosen:
             found = self._groups[group]
             for number in range(num_workers):
-                devices = tuple(found[number * ask.per_worker : (number + 1) * ask.per_worker])
+                begin = number // ask.shares * ask.per_worker
+                devices = tuple(found[begin : begin + ask.per_worker])
                 index = first_index + len(placements)
                 placements.append(Placement(index=index, node=group[0], devices=devices))
-            left = found[num_workers * ask.per_worker :]
-            for (_, per_worker), by_kind in self._rooms.items():
+            left = found[ask.devices_for(num_workers) :]
+            for (_, per_worker, shares), by_kind in self._rooms.items():
                 if group[1] in by_kind:
-                    by_kind[group[1]] += len(left) // per_worker - len(found) // per_worker
+                    by_kind[group[1]] += len(left) * shares // per_worker - len(found) * shares // per_worker
             self._sizes[group[1]][len(found)].discard(group[0])
             self._sizes[group[1]].setdefault(len(left), set()).add(group[0])
             self._groups[group] = left
@@ -148,32 +165,35 @@ class Pool:
         return sizes
 
     def _room(self, ask: Ask) -> dict[str, int]:
-        key = (ask.kind, ask.per_worker)
+        key = (ask.kind, ask.per_worker, ask.shares)
         by_kind = self._rooms.get(key)
         if by_kind is None:
             by_kind = self._rooms[key] = {}
             for (_, kind), found in self._groups.items():
                 if ask.kind in ("", kind):
-                    by_kind[kind] = by_kind.get(kind, 0) + len(found) // ask.per_worker
+                    by_kind[kind] = by_kind.get(kind, 0) + ask.fit_on(len(found))
         return by_kind
 
 
 def ask_of(run: Run, spare: frozenset[str] = frozenset()) -> Ask:
     """What the run asks for, beside the workers that it has."""
-    kind, per_worker = _demand(run.spec.devices, run.spec.workers)
+    kind, per_worker, shares = _demand(run.spec.devices, run.spec.workers)
     home = tuple(dict.fromkeys(worker.node for worker in run.live_workers if not worker.leaving))
-    return Ask(kind=kind, per_worker=per_worker, spare=spare, home=home)
+    return Ask(kind=kind, per_worker=per_worker, shares=shares, spare=spare, home=home)
 
 
 def ask_of_spec(spec: RunSpec) -> Ask:
-    kind, per_worker = _demand(spec.devices, spec.workers)
-    return Ask(kind=kind, per_worker=per_worker)
+    kind, per_worker, shares = _demand(spec.devices, spec.workers)
+    return Ask(kind=kind, per_worker=per_worker, shares=shares)
 
 
 @lru_cache(maxsize=1024)
-def _demand(devices: str, workers: str | int) -> tuple[str, int]:
+def _demand(devices: str, workers: str | int) -> tuple[str, int, int]:
+    if "." in devices:  # of trials, which share a device
+        shares = RunSpec(tune="any.py:any", study=_ANY_STUDY, devices=devices).shares
+        return devices.partition(":")[0].lower(), 1, shares
     spec = RunSpec(train="any", devices=devices, workers=workers)
-    return spec.device_demand[0], spec.devices_per_worker
+    return spec.device_demand[0], spec.devices_per_worker, 1
 
 
 def kind_words(kind: str, count: int) -> str:
@@ -192,7 +212,7 @@ def can_never_fit(state: State, spec: RunSpec, num_workers: int) -> Reason | Non
     ask = ask_of_spec(spec)
     if not _has_room(state, ask, num_workers):
         pool = Pool.whole(state)
-        total, needed = pool.count(ask), num_workers * ask.per_worker
+        total, needed = pool.count(ask), ask.devices_for(num_workers)
         largest = pool.largest(ask)
         counts: dict[str, int | float] = {"asked": needed, "found": total, "largest_node": largest}
         text = f"asked for {kind_words(ask.kind, needed)}"
@@ -215,7 +235,7 @@ def can_never_fit(state: State, spec: RunSpec, num_workers: int) -> Reason | Non
 
 def _has_room(state: State, ask: Ask, num_workers: int) -> bool:
     for (_, kind), found in state.capacity.items():
-        num_workers -= len(found) // ask.per_worker if ask.wants(kind) else 0
+        num_workers -= ask.fit_on(len(found)) if ask.wants(kind) else 0
         if num_workers <= 0:
             return True
     return False

@@ -1,9 +1,10 @@
 """How a running elastic attempt changes its size: generations, replacements, growth, release."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from racimo.decide import exits
-from racimo.decide.fit import Pool, ask_of
+from racimo.decide.fit import Ask, Pool, ask_of
 from racimo.state.events import GenerationAnnounced, WorkersLeaving, WorkersPlanned
 from racimo.state.nouns import Placement, Reason, Run, Worker
 
@@ -165,7 +166,24 @@ def _take(run: Run, pool: Pool, count: int, spare: frozenset[str] = frozenset())
     if count <= 0:
         return ()
     ask = ask_of(run, spare)
-    return pool.take(ask, pool.choose(ask, count), run.next_index)
+    beside = _beside(run, pool, ask, count)
+    taken = pool.take(ask, pool.choose(ask, count - len(beside)), run.next_index + len(beside))
+    return (*beside, *taken)
+
+
+def _beside(run: Run, pool: Pool, ask: Ask, count: int) -> list[Placement]:
+    """New workers on devices that the run has and does not fill, where it shares them among its own."""
+    if ask.shares == 1:
+        return []
+    used = Counter((worker.node, worker.devices) for worker in run.live_workers)
+    places = [
+        (node, devices) for (node, devices), number in sorted(used.items()) if pool.takes_work(node)
+        for _ in range(ask.shares - number)
+    ]  # fmt: skip
+    return [
+        Placement(index=run.next_index + number, node=node, devices=devices)
+        for number, (node, devices) in enumerate(places[:count])
+    ]
 
 
 def _planned(run: Run, placements: tuple[Placement, ...], reason: Reason) -> WorkersPlanned:

@@ -78,7 +78,7 @@ class Queue:
         most, lanes = self._most(run), self._lanes.get(run.id)
         placements = self._pool.take(ask, chosen, 0)
         placements = placements if lanes is None else lanes.pay(placements)
-        devices, nodes = len(placements) * ask.per_worker, len({group[0] for group, _ in chosen})
+        devices, nodes = ask.devices_for(len(placements)), len({group[0] for group, _ in chosen})
         text = f"starts with {len(placements)} of {run.least}..{most} workers" if run.least < most else "starts"
         text += f" on {kind_words(ask.kind, devices)}" + (f" of {nodes} nodes" if nodes > 1 else "")
         if run.attempt:
@@ -119,7 +119,7 @@ class Queue:
             )
 
     def _wait(self, run: Run, num_workers: int, ask: Ask) -> None:
-        needed, free = num_workers * ask.per_worker, self._pool.count(ask)
+        needed, free = ask.devices_for(num_workers), self._pool.count(ask)
         plain = msgspec.structs.replace(ask, spare=frozenset())
         total = self._usable.count(plain)
         counts: dict[str, int | float] = {"needed": needed, "free": free, "total": total}
@@ -147,7 +147,7 @@ class Queue:
 
     def _for_nodes(self, run: Run, ask: Ask, counts: dict[str, int | float]) -> Reason:
         """Waits for machines, not for others' work: for drained ones where those that answer would do."""
-        needs, total = kind_words(ask.kind, run.least * ask.per_worker), counts["total"]
+        needs, total = kind_words(ask.kind, ask.devices_for(run.least)), counts["total"]
         if ask.per_worker > 1:
             needs += f" ({ask.per_worker} on one node for each worker)"
         if self._answering.room(ask) >= run.least:

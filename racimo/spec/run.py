@@ -19,6 +19,11 @@ MAX_SEED = 2**63 - 1
 MAX_THREADS = 1024
 MAX_ARGS = 1_000
 MAX_ARG_BYTES = 128 * 1024
+MAX_SHARES = 64
+"""Workers on one device."""
+SHARE_TOLERANCE = 0.02
+"""So that 0.33 is a third."""
+_FRACTION = re.compile(r"0?\.\d{1,6}")
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +59,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `train` is a script (`train.py`, run as torchrun would run it) or `train.py:function`, called with `config`. `tune`
     is the same function, called once for each trial of `study`; `workers` and `devices` are then one trial's.
     `devices` is `KIND:COUNT` for the run at its most workers, such as `cpu:4`; left out, each worker gets one device.
+    Of a tune run it may be a fraction, `cuda:0.5`: so many trials then share one device.
     `snapshot` is the id of the uploaded files, filled in by the client from `files`.
     `requirements` is the text of the lock file or requirement list that `env` names, filled in by the client.
     """
@@ -104,8 +110,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         worker_range = self.worker_range
         if self.command and worker_range.elastic:
             raise ValueError(f"a command has a fixed count of workers, not {worker_range}")
+        if self.tune and worker_range.most > 1:
+            raise ValueError(
+                f"a trial runs on one worker, not on {worker_range}; study.parallel says how many at a time"
+            )
         if self.devices:
             _, count = self.device_demand
+            if self.shares > 1 and not self.tune:
+                raise ValueError(f"only trials share a device: {self.devices!r} goes with tune")
             if count % worker_range.most:
                 raise ValueError(f"{count} devices cannot be shared evenly by {worker_range.most} workers")
         if self.memory:
@@ -151,9 +163,26 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.devices:
             return "", self.worker_range.most
         kind, _, count = self.devices.partition(":")
+        if kind and _FRACTION.fullmatch(count) and self.shares > 1:
+            return kind.lower(), 1
         if not kind or not (count or "1").isdigit() or int(count or "1") < 1:
             raise ValueError(f"devices are KIND:COUNT such as cpu:4, not {self.devices!r}")
         return kind.lower(), int(count or "1")
+
+    @property
+    def shares(self) -> int:
+        """How many workers share one device: 1, or 1 / F where `devices` is KIND:F with a fraction F.
+
+        `ValueError` for a fraction that does not divide a device, such as 0.4."""
+        fraction = self.devices.partition(":")[2]
+        if not _FRACTION.fullmatch(fraction) or not float(fraction):
+            return 1
+        shares = round(1 / float(fraction))
+        if shares > MAX_SHARES or abs(shares * float(fraction) - 1) > SHARE_TOLERANCE:
+            raise ValueError(
+                f"a device is shared by 2 to {MAX_SHARES} trials alike (0.5, 0.33, 0.25), not as {fraction}"
+            )
+        return shares
 
     @property
     def devices_per_worker(self) -> int:

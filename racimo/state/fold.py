@@ -148,7 +148,7 @@ def _worker_event(state: State, event: WorkerEvent, at_s: float) -> None:
 
 
 def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: float) -> None:
-    changes: dict[str, Any] = {"device_s": run.device_s + event.exit.held_s * len(worker.devices)}
+    changes: dict[str, Any] = {"device_s": run.device_s + event.exit.held_s * run.num_devices_of(worker)}
     if event.exit.outcome in ("killed", "unknown") and not worker.leaving and _counts_as_crash(run, worker, at_s):
         progressed = event.commits > run.commits_at_death
         changes["deaths_without_progress"] = 1 if progressed else run.deaths_without_progress + 1
@@ -160,7 +160,7 @@ def _exit(state: State, run: Run, worker: Worker, event: ev.WorkerExited, at_s: 
 
 def _end(state: State, run: Run, worker: Worker, ending: Exit, at_s: float, changes: dict[str, Any]) -> None:
     ended = replace(worker, status="exited", exit=ending, exited_at_s=at_s)
-    device_s = ending.held_s * len(worker.devices)
+    device_s = ending.held_s * run.num_devices_of(worker)
     node = state.nodes.get(worker.node)
     if node is not None:
         changes["cost"] = run.cost + device_s / SECONDS_PER_HOUR * node.price_per_device_hour
@@ -187,7 +187,7 @@ def _lose(state: State, event: ev.WorkersLost, at_s: float) -> None:
         held_s = max(0.0, at_s - worker.started_at_s)
         if worker.paid_s:
             held_s = min(held_s, worker.paid_s)  # its agent, or its machine's end, has ended it by then
-        changes: dict[str, Any] = {"device_s": run.device_s + held_s * len(worker.devices)}
+        changes: dict[str, Any] = {"device_s": run.device_s + held_s * run.num_devices_of(worker)}
         if run.status == "paused":
             changes["status"] = "pausing"  # as in `_exit`
         _end(state, run, worker, Exit(outcome="unknown", failure=failure, held_s=held_s), at_s, changes)

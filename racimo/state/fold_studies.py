@@ -21,7 +21,7 @@ def apply(state: State, event: StudyEvent, at_s: float) -> None:
     bill = None
     if isinstance(event, ev.SliceEnded):
         worker = state.worker(event.run, event.attempt, event.index)
-        bill = _bill(state, worker) if worker is not None else None
+        bill = _bill(state, run, worker) if worker is not None else None
     study.apply(event, state.seq, at_s, bill)
     if isinstance(event, ev.SliceGranted):
         _pay(state, run, study, event)
@@ -50,10 +50,10 @@ def lose(state: State, run: Run, worker: Worker, at_s: float) -> None:
     """A worker has ended; if it ran a slice, that is lost with it."""
     study = state.studies.get(run.id)
     if study is not None:
-        study.lose(worker.index, state.seq, at_s, _bill(state, worker), asked=bool(worker.leaving))
+        study.lose(worker.index, state.seq, at_s, _bill(state, run, worker), asked=bool(worker.leaving))
 
 
-def _bill(state: State, worker: Worker) -> Bill:
+def _bill(state: State, run: Run, worker: Worker) -> Bill:
     node = state.nodes.get(worker.node)
     price = node.price_per_device_hour if node is not None else 0.0
-    return Bill(node=worker.node, num_devices=len(worker.devices), price_per_device_hour=price)
+    return Bill(node=worker.node, num_devices=run.num_devices_of(worker), price_per_device_hour=price)

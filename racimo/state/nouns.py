@@ -195,6 +195,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def live_workers(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.live]
 
+    def num_devices_of(self, worker: Worker) -> float:
+        """How many devices it is billed for: of one that the run's workers share, its part."""
+        return len(worker.devices) / self.spec.shares
+
 
 def worker_id(run: str, attempt: int, index: int) -> str:
     """The name under which everything about one worker is filed: `run/attempt/index`."""

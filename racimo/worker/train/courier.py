@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -68,6 +69,8 @@ class Courier:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._ended = False
+        # Whoever could still write to them holds this object: in a process that trains often they would run out.
+        weakref.finalize(self, _close_fds, self.wake_fd, self._poke_fd).atexit = False
 
     # For the main thread (`listen` for any)
 
@@ -307,3 +310,8 @@ def _bind(address: str, ports: tuple[int, int]) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 break
     raise problem or OSError(f"no ports from {first} to {last}")
+
+
+def _close_fds(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

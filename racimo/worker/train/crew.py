@@ -184,9 +184,8 @@ class Crew(Position):
         if self._left:
             return
         self._left, self._last_seat = True, self.seat
-        if self._keeper is not None:
-            self._keeper.end()
-        if finished or self._keeper is not None:
+        finished = finished or self._keeper is not None
+        if finished:
             self._switchboard.close()
             self._telemetry.phase("done")
         else:
@@ -200,7 +199,9 @@ class Crew(Position):
         self._telemetry.close()
         if self._outside is not None:
             seeds.restore(self._outside)
-        if finished or self._keeper is not None:
+        if self._keeper is not None:
+            self._keeper.end()
+        if finished:
             if self._listener is not None:
                 self._listener.close()
             self._store.close()
