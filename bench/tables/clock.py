@@ -28,8 +28,8 @@ class System(Protocol):
     def moves(self, idle: list[int]) -> list[Move]:
         """What idle workers do next; nothing for those that are to wait."""
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
-        """A round is over; whether the worker goes on with this trial at once. After the last round: False."""
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
+        """A round is over, which took so long; whether the worker goes on with this trial at once. After the last round: False."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class Clock:
         )
 
     def _after_round(self, worker: int, trial: int, done: int, curve: Curve, loss: float) -> None:
-        goes_on = self._system.report(worker, trial, done, loss)
+        goes_on = self._system.report(worker, trial, done, loss, curve.seconds[done - 1])
         if goes_on:
             assert done < self._objective.rounds, f"trial {trial} has had all its {done} rounds"
             self._doing[worker] = (trial, done, curve)

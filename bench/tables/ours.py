@@ -21,6 +21,8 @@ from racimo.worker.tune.propose_answers import Answers
 RUN = "simulated"
 MOST_TRIALS = 100_000
 MAX_ROUNDS_OF_DECISIONS = 1_000
+SECONDS_COUNT_AS = 1_000.0
+"""So that no trial counts as so short that points are asked for ahead of need: here an answer takes no time."""
 
 
 class Racimo:
@@ -59,6 +61,7 @@ class Racimo:
         """By worker, what it is to begin with."""
         self._curve: dict[int, list[tuple[int, float]]] = {}
         """By worker, what its present slice has told."""
+        self._worked_s: dict[int, float] = {}
 
     def moves(self, idle: list[int]) -> list[Move]:
         if not self._granted:
@@ -71,9 +74,10 @@ class Racimo:
                 found.append(Move(worker, grant.trial, trial.values, trial.saved))
         return found
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         grant = self.study.grant_of(worker)
         assert grant is not None and grant.trial == trial
+        self._worked_s[worker] = self._worked_s.get(worker, 0.0) + seconds * SECONDS_COUNT_AS
         if math.isfinite(loss):
             self._curve.setdefault(worker, []).append((rounds, loss))
         outcome: SliceOutcome
@@ -102,7 +106,7 @@ class Racimo:
             metrics={"loss": curve[-1][1]} if curve else {},
             curve=curve,
             saved=rounds,
-            worked_s=1.0,
+            worked_s=self._worked_s.pop(grant.worker, 0.0),
         )
         self._apply(ev.SliceEnded(run=RUN, attempt=1, index=grant.worker, number=grant.number, result=result))
 

@@ -39,7 +39,7 @@ class Optuna:
             for one in self._objective.space
         }
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         asked = self._trials[trial]
         asked.report(loss, step=rounds)
         if rounds >= self._objective.rounds:

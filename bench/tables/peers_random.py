@@ -20,5 +20,5 @@ class RandomSearch:
     def _draw(self) -> dict[str, float | int]:
         return {one.name: one.at(self._random.random()) for one in self._objective.space}
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         return rounds < self._objective.rounds

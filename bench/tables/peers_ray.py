@@ -53,7 +53,7 @@ class Ray:
     def _draw(self) -> Values:
         return {one.name: one.at(self._random.random()) for one in self._objective.space}
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         result: dict[str, Any] = {"training_iteration": rounds, "loss": loss}
         told = self._trials[trial]
         decision = self._asha.on_trial_result(None, told, result)  # type: ignore[arg-type]

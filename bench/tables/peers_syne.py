@@ -51,7 +51,7 @@ class SyneTune:
             found.append(Move(worker, number, suggestion.config, 0))
         return found
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         if math.isfinite(loss):
             self._greatest = max(self._greatest, loss)
         elif math.isfinite(self._greatest):

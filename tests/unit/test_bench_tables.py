@@ -46,7 +46,7 @@ class Fixed:
             found.append(Move(worker, trial, {"x": x}, 0))
         return found
 
-    def report(self, worker: int, trial: int, rounds: int, loss: float) -> bool:
+    def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
         return rounds < 10
 
 
