@@ -32,6 +32,7 @@ MAX_DEATHS = 6
 MAX_TELLINGS = 3
 """Times that one question is put: the second time with all that there is to know."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
+EXIT_WAIT_S = 2.0
 WAKE_S = 3600.0
 """An upper bound of one wait; wants come by a pulse."""
 
@@ -103,7 +104,7 @@ class Proposing:
                 deaths += error.code == "not-found"
                 if deaths >= MAX_DEATHS:
                     study = self._loop.core.state.studies[run]
-                    await self._take(run, study.terms, len(study.trials), count, self._died(run, deaths))
+                    await self._take(run, study.terms, len(study.trials), count, await self._died(run, deaths))
                     deaths = 0
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
@@ -214,8 +215,10 @@ class Proposing:
         await self._carrier.forget_exec(process.node, process.name)
         process.exit.cancel()
 
-    def _died(self, run: str, deaths: int) -> Proposed:
+    async def _died(self, run: str, deaths: int) -> Proposed:
         known = self._processes.get(run)
+        if known is not None:
+            await asyncio.wait({known.exit}, timeout=EXIT_WAIT_S)  # word of it comes another way than the refusal
         over = known is not None and known.exit.done() and not known.exit.cancelled()
         ending = known.exit.result() if known is not None and over else None
         how = ""
