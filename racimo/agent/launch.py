@@ -30,6 +30,7 @@ class Launch(_ZygoteMessage, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     config: dict[str, Any] = {}
     fresh: bool = False
+    shares: int = 1
     threads: int = 1
     seed: int = 0
     rank: int = 0

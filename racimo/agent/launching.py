@@ -96,6 +96,7 @@ def prepare_launch(
         args=order.args,
         config=order.config,
         fresh=order.fresh,
+        shares=order.shares,
         threads=order.threads,
         seed=order.seed,
         rank=order.rank,

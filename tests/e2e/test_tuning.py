@@ -69,7 +69,7 @@ def test_trials_that_are_paused_and_resumed_have_the_curves_of_undisturbed_ones(
     expected = undisturbed[function]
     found = curves(cluster, run)
     assert all(curve == expected[x][: len(curve)] for x, curve in found.items())
-    assert max(map(len, found.values())) == 12
+    assert sorted(map(len, found.values())) == [1, 1, 2, 2, 4]  # of five the best two, and of those the better one
     steps = [(report.trial, report.step) for report in cluster.client().reports(run).reports]
     assert len(steps) == len(set(steps)) == sum(map(len, found.values()))
 

@@ -74,7 +74,7 @@ def serve_trials() -> None:
         setattr(thread, _THREAD_RUN, getattr(threading.current_thread(), _THREAD_RUN, None) or _current)
         start(thread)
 
-    threading.Thread.start = start_in_trial  # type: ignore[method-assign]
+    threading.Thread.start = start_in_trial  # type: ignore[method-assign, assignment]
 
 
 def begin_trial(context: WorkerContext, link: "TrialLink", trial: "Trial", folder: Path) -> "Run":

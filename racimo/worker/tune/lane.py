@@ -22,7 +22,7 @@ from racimo.worker.context import WorkerLeaving
 from racimo.worker.link import AgentLink, NoLink, Told
 from racimo.worker.train import run as current
 from racimo.worker.tune.endings import DEVICE_BROKEN_CODE, LATE_METRIC_CODE, NOT_LEFT_CODE
-from racimo.worker.tune.surroundings import Surroundings, device_is_broken
+from racimo.worker.tune.surroundings import Surroundings, device_is_broken, limit_device_memory
 from racimo.worker.tune.trial import Trial, TrialLeft, given_back, write_result
 from racimo.worker.tune.watchdog import Watchdog
 from racimo.worker.user_errors import failure_from
@@ -36,6 +36,7 @@ Function = Callable[[dict[str, Any]], Any]
 def serve(function: Function, launch: Launch, context: WorkerContext, only_one_trial: bool = False) -> None:
     """Runs slices until asked to leave; then raises `WorkerLeaving`. With `only_one_trial` it returns after that."""
     current.serve_trials()
+    limit_device_memory(launch.shares)
     lane = Lane(function, launch, context)
     while (order := lane.next_order()) is not None:
         lane.run(order)

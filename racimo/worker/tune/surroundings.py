@@ -120,6 +120,13 @@ class Surroundings:
             gc.freeze()  # what the first trial imported is looked at no more after each of the others
 
 
+def limit_device_memory(shares: int) -> None:
+    """Where so many processes share the accelerator each gets its part of the memory: one that wants more has an error
+    of its own, and takes nothing from its neighbours."""
+    if shares > 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(1 / shares)
+
+
 def device_is_broken() -> bool:
     """Whether the accelerator answers every call with an error from now on, as after a failed assertion on it."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
