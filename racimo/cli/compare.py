@@ -59,7 +59,9 @@ def _compare(args: argparse.Namespace) -> int:
     objective = found[0][1].objectives[0]
     for row, _, _ in found[1:]:
         if row.metric != str(objective):
-            raise RacimoError("invalid-request", f"{args.run[0]} looks for {objective}, and {row.study} for {row.metric}")
+            raise RacimoError(
+                "invalid-request", f"{args.run[0]} looks for {objective}, and {row.study} for {row.metric}"
+            )
     if args.picture:
         scene = compare_scene([compared for _, _, compared in found], str(objective))
         lines = [msgspec.structs.asdict(row) for row, _, _ in found]

@@ -26,7 +26,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mlflow", metavar="URI", help="to an experiment there: http://127.0.0.1:5000, sqlite:///m.db")
     parser.add_argument("--tensorboard", metavar="FOLDER", help="event files below it")
     parser.add_argument("--as", dest="name", metavar="NAME", default="", help="its name there (the run's id)")
-    parser.add_argument("-f", "--follow", action="store_true", help="MLflow, TensorBoard: go on until the run has ended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="MLflow, TensorBoard: go on until the run has ended"
+    )
     add_output(parser)
 
 
@@ -52,8 +54,8 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _to_file(client: "Client", args: argparse.Namespace) -> int:
-    from racimo.client.trial_files import as_csv, report_rows, trial_rows, write_rows
     from racimo.client.reading import all_reports, trial_table
+    from racimo.client.trial_files import as_csv, report_rows, trial_rows, write_rows
 
     view = client.run(args.run)
     if view.spec.study is not None:
@@ -85,9 +87,7 @@ def _to_tracker(client: "Client", args: argparse.Namespace) -> int:
 
     view = client.run(args.run)
     name = args.name or view.id
-    tracker: Tracker = (
-        MLflowExperiment(args.mlflow, name) if args.mlflow else TensorBoardFolder(Path(args.tensorboard))
-    )
+    tracker: Tracker = MLflowExperiment(args.mlflow, name) if args.mlflow else TensorBoardFolder(Path(args.tensorboard))
     try:
         written = follow_into(client, view, tracker, until_ended=args.follow, look_s=LOOK_S)
     finally:

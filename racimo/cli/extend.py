@@ -57,7 +57,9 @@ def changed_terms(
     space = dict(given["space"]) if whole else {**fields["space"], **given.get("space", {})}
     for name in without:
         if name not in space:
-            raise RacimoError("invalid-spec", f"there is no parameter {name} to leave out; there are {', '.join(space)}")
+            raise RacimoError(
+                "invalid-spec", f"there is no parameter {name} to leave out; there are {', '.join(space)}"
+            )
         del space[name]
     fields = {**({} if whole else fields), **given, "space": space}
     if without and "defaults" not in given:

@@ -39,8 +39,9 @@ def add_spec_flags(parser: argparse.ArgumentParser, *, kind: str) -> None:
     add("--retries", type=count, metavar="COUNT", help="start again so often when it fails (0)")
     add("--seed", type=count)
     add("--stop-grace", metavar="DURATION", help="between SIGTERM and SIGKILL (10s)")
-    if kind == "train":
+    if kind != "command":
         add("--config", action="append", metavar="KEY=VALUE", help="an entry of config for FILE:FUNCTION; JSON or text")
+    if kind == "train":
         add("--hang-after", metavar="DURATION", help="a worker without progress for so long counts as hung (60s)")
         add("--checkpoint-to", metavar="PLACE", help="folder or URL (default: among the run's outputs)")
         add("--checkpoint-every", metavar="INTERVAL", help="such as 10m or '200 steps'")

@@ -19,7 +19,6 @@ _PLAIN = (
     "rounds",
     "metric_within",
 )
-_COUNTS = frozenset({"trials", "parallel", "first_round", "eta", "rounds"})
 
 
 def add_study_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +34,7 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     add("--constraint", action="append", metavar="CONDITION", help="over parameters: 'width * layers <= 2048'")
     add("--limit", action="append", metavar="CONDITION", help="over metrics: 'latency_ms <= 50'")
     add("--default", action="append", metavar="NAME=VALUE", help="tried first")
+    add("--point", action="append", metavar="'NAME=VALUE ...'", help="a whole configuration, tried after that")
     add("--trials", type=count, metavar="COUNT", help="at most so many (100)")
     add("--parallel", type=count, metavar="COUNT", help="so many at a time (as many as there are devices for)")
     add("--time", metavar="DURATION", help="ends after: 2h")
@@ -46,6 +46,9 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=count, metavar="COUNT", help="reports after which a trial is complete")
     add("--first-round", type=count, metavar="COUNT", help="reports after which trials are first compared (1)")
     add("--eta", type=count, metavar="COUNT", help="one of so many goes on (3)")
+    add("--trial-retries", type=count, metavar="COUNT", help="so often a trial goes on after its worker died (2)")
+    add("--retry-raised", action="store_true", help="and after its function raised")
+    add("--fresh", action="store_true", help="a new process for each trial")
     add("--metric-within", metavar="DURATION", help="a trial that reports nothing for so long has failed (10m)")
 
 
@@ -67,6 +70,14 @@ def study_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
     if given["default"]:
         pairs = (_pair(word, prog, "--default") for word in given["default"])
         study["defaults"] = {name: _scalar(value) for name, value in pairs}
+    if given["point"]:
+        points = ([_pair(pair, prog, "--point") for pair in word.split()] for word in given["point"])
+        study["points"] = [{name: _scalar(value) for name, value in point} for point in points]
+    if given["trial_retries"] is not None:
+        study["retries"] = given["trial_retries"]
+    for name in ("retry_raised", "fresh"):
+        if given[name]:
+            study[name] = True
     for flag, field in (("constraint", "constraints"), ("limit", "limits")):
         if given[flag]:
             study[field] = given[flag]

@@ -61,9 +61,7 @@ def importance(table: TrialTable) -> list[Importance]:
 def _ranked(table: TrialTable) -> list[TrialView]:
     """All that told something, the best first; those that diverged or failed last."""
     told = [trial for trial in table.trials.values() if trial.metrics or trial.status in ("diverged", "failed")]
-    return sorted(
-        told, key=lambda trial: (not table.counts(trial), -trial.rounds, table.signed(trial), trial.number)
-    )
+    return sorted(told, key=lambda trial: (not table.counts(trial), -trial.rounds, table.signed(trial), trial.number))
 
 
 def _divergence(parameter: Parameter, values: Sequence[object]) -> float:

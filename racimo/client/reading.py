@@ -34,9 +34,7 @@ def all_reports(client: "Client", run: str, after: int = 0) -> list[Report]:
         after = batch.next
 
 
-def follow_into(
-    client: "Client", view: RunView, tracker: Tracker, *, until_ended: bool, look_s: float
-) -> int:
+def follow_into(client: "Client", view: RunView, tracker: Tracker, *, until_ended: bool, look_s: float) -> int:
     """Tells a tracker of a run or of its trials; with `until_ended` again and again until it has ended. How many."""
     if view.spec.study is not None:
         return _follow_trials(client, view, tracker, until_ended, look_s)

@@ -78,7 +78,7 @@ def run_series(run: RunView, reports: Sequence[Report]) -> Series:
     return Series(
         key=run.id,
         name=run.id,
-        parameters={name: value for name, value in _flat(run.spec.config)},
+        parameters=dict(_flat(run.spec.config)),
         values=tuple(values),
         status=run.status if run.status in ENDED else "",
     )
@@ -176,9 +176,7 @@ class MLflowExperiment:
             from mlflow.exceptions import MlflowException
             from mlflow.tracking import MlflowClient
         except ImportError:
-            raise RacimoError(
-                "extra-missing", "MLflow is not installed here", "pip install 'racimo[mlflow]'"
-            ) from None
+            raise RacimoError("extra-missing", "MLflow is not installed here", "pip install 'racimo[mlflow]'") from None
         self._refusal = MlflowException
         self._written = _Written()
         self._runs: dict[str, str] = {}

@@ -16,11 +16,13 @@ from racimo.cli.main import load, make_parser
 from racimo.cli.render import ps_row
 from racimo.cli.study import come_back
 from racimo.cli.study_words import live_lines, study_page, trial_line
+from racimo.cli.submit import make_spec
 from racimo.cli.usage import UsageError
 from racimo.client.importance import importance
 from racimo.control.views import StudyProgress
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import RunSpec
+from racimo.spec.study import StudySpec
 
 
 def some_table():  # type: ignore[no-untyped-def]
@@ -130,7 +132,9 @@ def test_leaving_a_study_says_how_to_come_back_to_it() -> None:
     assert "racimo show -f digits-1" in come_back("digits-1")
 
 
-SPEC = RunSpec(tune="t.py:train", study=msgspec.structs.replace(TERMS, defaults={"lr": 0.01, "width": 8, "optimizer": "sgd"}))
+SPEC = RunSpec(
+    tune="t.py:train", study=msgspec.structs.replace(TERMS, defaults={"lr": 0.01, "width": 8, "optimizer": "sgd"})
+)
 
 
 def test_extending_keeps_what_is_not_named_and_shows_what_changes() -> None:
@@ -158,6 +162,31 @@ def test_terms_that_cannot_be_are_refused_by_name() -> None:
     with pytest.raises(RacimoError) as caught:
         changed_terms(SPEC, {"trials": 0})
     assert caught.value.code == "invalid-spec" and "study.trials" in caught.value.message
+
+
+def test_every_field_of_a_study_has_its_flag() -> None:
+    parser = make_parser("tune")
+    load("tune")[0](parser)
+    options = set(parser.option_strings())
+    odd = {
+        "defaults": "default",
+        "points": "point",
+        "retries": "trial-retries",
+        "constraints": "constraint",
+        "limits": "limit",
+    }
+    for field in StudySpec.__struct_fields__:
+        assert f"--{odd.get(field, field.replace('_', '-'))}" in options, field
+
+
+def test_points_and_what_a_trial_may_do_are_flags_too() -> None:
+    parser = make_parser("tune")
+    load("tune")[0](parser)
+    words = "t.py:train --metric loss --space x=1..9 --space o=[sgd,adam] --fresh --trial-retries 0 --config steps=7"
+    spec, _ = make_spec(parser.read([*words.split(), "--point", "x=3 o=sgd", "--point", "x=4 o=adam"]))
+    assert spec.study is not None and spec.config == {"steps": 7}
+    assert spec.study.points == ({"x": 3, "o": "sgd"}, {"x": 4, "o": "adam"})
+    assert spec.study.fresh and spec.study.retries == 0
 
 
 def test_extend_takes_no_other_function() -> None:

@@ -69,13 +69,9 @@ def axes(frame: Frame, x: Axis, y: Axis, x_title: str, y_title: str) -> list[Mar
         marks.append(Words(x=frame.left - 6, y=y.at(tick) + 4, text=short(tick), size=11, anchor="end", colour=SOFT))
     for tick in x.ticks:
         marks.append(Line(points=((x.at(tick), frame.bottom), (x.at(tick), frame.bottom + 4)), colour=SOFT))
-        marks.append(
-            Words(x=x.at(tick), y=frame.bottom + 17, text=short(tick), size=11, anchor="middle", colour=SOFT)
-        )
+        marks.append(Words(x=x.at(tick), y=frame.bottom + 17, text=short(tick), size=11, anchor="middle", colour=SOFT))
     marks.append(Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), colour=SOFT))
-    marks.append(
-        Words(x=frame.right, y=frame.bottom + 33, text=x_title, size=11, anchor="end", colour=SOFT)
-    )
+    marks.append(Words(x=frame.right, y=frame.bottom + 33, text=x_title, size=11, anchor="end", colour=SOFT))
     marks.append(Words(x=frame.left, y=frame.top - 8, text=y_title, size=11, colour=SOFT))
     return marks
 

@@ -35,7 +35,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def study_scene(name: str, summary: Sequence[str], table: TrialTable, found: Sequence[Importance]) -> Scene:
-    """History and importance, curves, the front for several metrics, parallel coordinates: those with something to show.
+    """History, importance, curves, the front of several metrics, parallel coordinates: those with something to show.
 
     `summary`: words for below the title."""
     halves: list[tuple[str, Chart]] = []
