@@ -1,4 +1,4 @@
-"""Questions for the processes that propose points: passed on over their connections, answered or refused for certain."""
+"""Questions for the processes that propose points: passed on over their connections, and never left open."""
 
 import asyncio
 

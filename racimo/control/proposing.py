@@ -147,9 +147,7 @@ class Proposing:
             process.terms, process.told_upto, process.window = terms, upto, window
         return reply
 
-    def _question(
-        self, process: _Process, run: str, study: Study, count: int
-    ) -> tuple[ProposerAsk, frozenset[int]]:
+    def _question(self, process: _Process, run: str, study: Study, count: int) -> tuple[ProposerAsk, frozenset[int]]:
         """What is asked, with what the process does not know yet; and all trials that it is to know."""
         first = len(study.trials)
         newest_from = window_from(first)

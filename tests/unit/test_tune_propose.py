@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from racimo.decide.tune.draw import uniform
-from racimo.spec.proposer import NUM_NEWEST, Outcome, Proposer, Values
+from racimo.spec.proposer import NUM_BEST, NUM_NEWEST, WINDOW_STEP, Outcome, Proposer, Values
 from racimo.spec.space import key_of
 from racimo.spec.study import StudySpec
 from racimo.worker.tune.propose import make_proposer
@@ -43,9 +43,7 @@ def first_outcomes(terms: StudySpec, count: int, loss: Callable[[Values], float]
     space, found = terms.parsed_space, []
     for number in range(count):
         values = space.at([uniform("test", seed, number, axis) for axis in range(len(space.parameters))])
-        found.append(
-            Outcome(number=number, values=values, status="finished", rounds=9, metrics={"loss": loss(values)})
-        )
+        found.append(Outcome(number=number, values=values, status="finished", rounds=9, metrics={"loss": loss(values)}))
     return found
 
 
@@ -66,9 +64,7 @@ def play(proposer: Proposer, known: list[Outcome], count: int, loss: Callable[[V
     for _ in range(count):
         (point,) = proposer.ask(1)  # of these spaces there is always a usable one
         values = dict(getattr(point, "values", point))
-        outcome = Outcome(
-            number=len(told), values=values, status="finished", rounds=9, metrics={"loss": loss(values)}
-        )
+        outcome = Outcome(number=len(told), values=values, status="finished", rounds=9, metrics={"loss": loss(values)})
         told.append(outcome)
         proposer.tell([outcome])
     return told
@@ -171,9 +167,7 @@ def test_a_trial_that_went_further_counts_for_more(name: str) -> None:
         further = number % 3 == 0
         loss = abs(x - 0.2) + 5.0 if further else abs(x - 0.8)
         known.append(
-            Outcome(
-                number=number, values={"x": x}, status="paused", rounds=9 if further else 1, metrics={"loss": loss}
-            )
+            Outcome(number=number, values={"x": x}, status="paused", rounds=9 if further else 1, metrics={"loss": loss})
         )
     best_further = [one for one in known if one.rounds == 9]
     ordered = scores({one.number: s for one in known if (s := Standings(terms.objectives, ()).of(one)) is not None})
@@ -250,7 +244,7 @@ def test_what_is_forgotten_is_not_learnt_from(name: str) -> None:
 def test_an_answer_out_of_a_full_window_takes_milliseconds() -> None:
     terms = terms_of("tpe", {f"p{n}": "0.0..1.0" for n in range(8)})
     proposer = make_proposer(terms, 0, Path())
-    proposer.tell(first_outcomes(terms, NUM_NEWEST + 250, bowl))
+    proposer.tell(first_outcomes(terms, NUM_NEWEST + WINDOW_STEP + NUM_BEST, bowl))
     proposer.ask(1)
     times = []
     for _ in range(5):

@@ -51,9 +51,7 @@ class TuneAgent:
         reply = await self._do(body)
         if isinstance(body, protocol.StartWorker) and body.order.kind == "tune":
             run, attempt, index = parse_worker_id(body.order.worker)
-            ready = ev.WorkerReady(
-                run=run, attempt=attempt, index=index, address="", micro_shards=10_000, numerics=""
-            )
+            ready = ev.WorkerReady(run=run, attempt=attempt, index=index, address="", micro_shards=10_000, numerics="")
             self.agent.emit(ready)
         if isinstance(body, protocol.RunSlice):
             run, attempt, index = parse_worker_id(body.worker)
@@ -121,7 +119,9 @@ async def ended(made: Stage, run: str) -> Any:
             await pulse.wait()
 
 
-def play(root: Path, trials: int, prepare: Any = None, meanwhile: Any = None, **terms: Any) -> tuple[Any, TuneAgent, Stage]:
+def play(
+    root: Path, trials: int, prepare: Any = None, meanwhile: Any = None, **terms: Any
+) -> tuple[Any, TuneAgent, Stage]:
     """A whole study; the run at its end, the agent, the stage."""
 
     async def check() -> tuple[Any, TuneAgent, Stage]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from racimo.agent.propose_protocol import Proposed, ProposerAsk
 from racimo.spec.errors import RacimoError
-from racimo.spec.proposer import Outcome, Proposer
+from racimo.spec.proposer import Outcome, Proposer, Suggestion
 from racimo.spec.study import StudySpec
 from racimo.state.nouns import Failure
 from racimo.state.trials import Proposal
@@ -64,7 +64,8 @@ class Answers:
         forget = getattr(self._proposer, "forget", None)
         if gone and forget is not None:
             forget(gone)
-        fresh = [told[number] for number in sorted(told) if number in wanted and self._known.get(number) != told[number]]
+        news = [told[number] for number in sorted(told) if number in wanted]
+        fresh = [outcome for outcome in news if self._known.get(outcome.number) != outcome]
         self._known |= {outcome.number: outcome for outcome in fresh}
         if fresh:
             self._proposer.tell(fresh)
@@ -77,12 +78,13 @@ def _proposals(points: Any, terms: StudySpec) -> tuple[Proposal, ...]:
 
 
 def _proposal(point: Any, terms: StudySpec) -> Proposal:
-    if isinstance(point, Proposal):
-        return point
+    by = terms.proposer
+    if isinstance(point, Suggestion):
+        point, by = point.values, point.by
     if not isinstance(point, Mapping):
         raise TypeError(f"a point of {terms.proposer} is a dict of values by parameter, not {point!r:.200}")
     values = {str(name): value.item() if hasattr(value, "item") else value for name, value in point.items()}
     for name, value in values.items():
         if not isinstance(value, bool | int | float | str | None):
             raise TypeError(f"{terms.proposer} gave {name} the value {value!r:.200}, a {type(value).__name__}")
-    return Proposal(values=values, by=terms.proposer)
+    return Proposal(values=values, by=by)

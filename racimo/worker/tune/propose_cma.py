@@ -11,10 +11,9 @@ import numpy as np
 from cmaes import CMA
 
 from racimo.decide.tune.draw import uniform
-from racimo.spec.proposer import Outcome, Values
+from racimo.spec.proposer import Outcome, Suggestion, Values
 from racimo.spec.space import Space
 from racimo.spec.study import Objective
-from racimo.state.trials import Proposal
 from racimo.worker.tune.propose_points import Points, is_of
 from racimo.worker.tune.propose_standing import Standings
 
@@ -30,9 +29,7 @@ _Told = tuple[tuple[int, tuple[float, float]], ...]
 class CmaProposer:
     """Learns numbers that are always active; choices and conditional parameters are drawn at random."""
 
-    def __init__(
-        self, space: Space, objectives: Sequence[Objective], seed: int, *, limits: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, *, limits: Sequence[str] = ()) -> None:
         self._space, self._seed = space, seed
         self._standings = Standings(objectives, limits)
         self._axes = [
@@ -55,17 +52,17 @@ class CmaProposer:
         for number in numbers:
             self._outcomes.pop(number, None)
 
-    def ask(self, count: int) -> list[Proposal]:
+    def ask(self, count: int) -> list[Suggestion]:
         """Fewer than `count` where it finds nothing new in `MAX_ASKS`."""
         first = self._points.next_number
         self._go_through(self._generations())
-        found: list[Proposal] = []
+        found: list[Suggestion] = []
         for number in range(first, first + count):
             beside = [one.values for one in found]
             values = next((v for t in range(MAX_ASKS) if self._fits(v := self._draw(number, t), beside)), None)
             if values is None:
                 break
-            found.append(Proposal(values=values, by="cma-es" if self._told else "random"))
+            found.append(Suggestion(values=values, by="cma-es" if self._told else "random"))
         return found
 
     def _fits(self, values: Values, beside: list[Values]) -> bool:

@@ -25,10 +25,9 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from racimo.decide.tune.draw import uniform
-from racimo.spec.proposer import Outcome, Values
+from racimo.spec.proposer import Outcome, Suggestion, Values
 from racimo.spec.space import Parameter, Scalar, Space, identity
 from racimo.spec.study import Objective
-from racimo.state.trials import Proposal
 from racimo.worker.tune.propose_points import Points, is_of
 from racimo.worker.tune.propose_standing import Standings, scores
 
@@ -84,10 +83,10 @@ class OptunaProposer:
             self._outcomes.pop(number, None)
             self._trials.pop(number, None)
 
-    def ask(self, count: int) -> list[Proposal]:
+    def ask(self, count: int) -> list[Suggestion]:
         """Fewer than `count` where the sampler finds nothing usable in `MAX_ASKS`."""
         first, known = self._points.next_number, self._known()
-        found: list[Proposal] = []
+        found: list[Suggestion] = []
         for number in range(first, first + count):
             proposal = self._one(number, known, [one.values for one in found])
             if proposal is None:
@@ -98,13 +97,13 @@ class OptunaProposer:
 
     # Within
 
-    def _one(self, number: int, known: list[FrozenTrial], beside: list[Values]) -> Proposal | None:
+    def _one(self, number: int, known: list[FrozenTrial], beside: list[Values]) -> Suggestion | None:
         """What cannot be used counts as bad in the samples after it: a model would insist on it otherwise."""
         known = list(known)
         for attempt in range(MAX_ASKS[self._name]):
             values, learnt = self._sample(number, attempt, known)
             if self._points.free(values, beside) and not self._space.broken_constraint(values):
-                return Proposal(values=values, by=self._name if learnt else "random")
+                return Suggestion(values=values, by=self._name if learnt else "random")
             known.append(self._as_worst(number, values, known))
         return None
 

@@ -1,7 +1,8 @@
 """`python -m racimo.worker.tune.propose_process`: proposes points for a tune run, beside one of its workers.
 
 Code of a user and of Optuna runs here and not in the control process. It may be killed at any time: all it knows was
-told, and is told again. It ends by itself when it was not asked for a while, so nothing is left of one whose asker died.
+told, and is told again. It ends by itself when it was not asked for a while, so nothing is left of one that nobody
+knows any more.
 """
 
 import os

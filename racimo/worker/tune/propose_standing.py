@@ -33,9 +33,7 @@ class Standings:
 
     def violates(self, outcome: Outcome) -> bool:
         """It told all metrics of a limit, and does not meet it."""
-        return any(
-            limit.names <= outcome.metrics.keys() and not limit.holds(outcome.metrics) for limit in self._limits
-        )
+        return any(limit.names <= outcome.metrics.keys() and not limit.holds(outcome.metrics) for limit in self._limits)
 
     def pending(self, outcome: Outcome) -> bool:
         """Nothing is known of it yet, but will be."""
