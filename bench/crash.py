@@ -105,7 +105,7 @@ def simulate(count: int) -> tuple[int, dict[str, int]]:
         except Violated as error:
             broken += 1
             say(f"  seed {seed}: {error}")
-        for kind, number in world.num_faults.items():
+        for kind, number in world.fate.num_faults.items():
             faults[kind] = faults.get(kind, 0) + number
     return broken, faults
 
