@@ -14,12 +14,15 @@ import msgspec
 
 from racimo.agent.entry import Entry
 from racimo.agent.frames import encode_frame
-from racimo.agent.protocol import RunSlice, SliceDone
+from racimo.agent.protocol import RunSlice, SliceDone, SliceOrder
 from racimo.agent.spool import Spool
 from racimo.agent.states import States
 from racimo.state.events import SliceEnded
+from racimo.state.trials import Result
 
 RESULTS_FILE = "slices.jsonl"
+BEGUN_FILE = "slice-begun"
+"""The number of the newest slice that the worker has begun."""
 MAX_TAIL_BYTES = 1 << 20
 """Of the file, from its end."""
 
@@ -70,10 +73,14 @@ class Slices:
         self._told[entry.name] = message.number
 
     def ended(self, entry: Entry) -> None:
-        """The worker has ended: what it wrote down and nobody was told is told now."""
+        """The worker has ended: what it wrote down and nobody was told is told now. A slice that it was given and did
+        not begin goes back as it was: its trial was not tried."""
         written = newest_result(entry.directory)
         if written is not None:
             self.done(entry, written)
+        given = self._orders.get(entry.name)
+        if given is not None and given.order.grant.number > newest_begun(entry.directory):
+            self.done(entry, given_back(given.order))
         self._orders.pop(entry.name, None)
         self._told.pop(entry.name, None)
         self._ready.pop(entry.name, None)
@@ -113,6 +120,29 @@ class Slices:
 
 def _key(entry: Entry) -> tuple[str, int, int]:
     return entry.run, entry.attempt, entry.index
+
+
+def given_back(order: SliceOrder) -> SliceDone:
+    """Of a slice that was not begun."""
+    result = Result(outcome="halted", rounds=order.rounds, step=order.step, saved=order.saved)
+    return SliceDone(number=order.grant.number, result=result)
+
+
+def note_begun(directory: Path, number: int) -> None:
+    """The worker begins this slice."""
+    fd = os.open(directory / BEGUN_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, b"%20d" % number, 0)
+    finally:
+        os.close(fd)
+
+
+def newest_begun(directory: Path) -> int:
+    """The newest slice that the worker has begun; -1 before the first."""
+    try:
+        return int((directory / BEGUN_FILE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return -1
 
 
 def newest_result(directory: Path) -> SliceDone | None:

@@ -12,7 +12,7 @@ from racimo.agent.frames import FrameBuffer
 from racimo.agent.kept import Kept, keep, newest_kept, trial_folder
 from racimo.agent.protocol import PeerAddress, Report, RunSlice, SliceDone, SliceOrder, StateAt, WorkerOrder
 from racimo.agent.runs import Runs
-from racimo.agent.slices import Slices, newest_result
+from racimo.agent.slices import Slices, newest_result, note_begun
 from racimo.agent.spool import Spool
 from racimo.agent.states import States
 from racimo.spec.home import Home
@@ -134,6 +134,24 @@ def test_what_a_dead_worker_wrote_and_nobody_heard_is_told_at_its_end(stage: Age
     stage.begin()
     stage.slices.ended(stage.entry)
     assert stage.told == [(2, 9)]
+
+
+def test_a_slice_that_its_worker_did_not_begin_goes_back_as_it_was(stage: AgentStage) -> None:
+    """Its trial was not tried: that the worker died is not held against it."""
+    stage.slices.order(stage.entry, order(1))
+    note_begun(stage.entry.directory, 1)
+    write_result(stage.entry.directory, done(1, rounds=4))
+    stage.slices.order(stage.entry, order(2, 5))
+    stage.slices.ended(stage.entry)
+    events = [event for event in stage.spool.pending.values() if isinstance(event, SliceEnded)]
+    assert [(event.number, event.result.outcome) for event in events] == [(1, "reached"), (2, "halted")]
+
+
+def test_a_slice_that_was_begun_and_has_no_result_is_lost(stage: AgentStage) -> None:
+    stage.slices.order(stage.entry, order(1))
+    note_begun(stage.entry.directory, 1)
+    stage.slices.ended(stage.entry)
+    assert stage.told == []
 
 
 def test_a_torn_line_hides_no_result(stage: AgentStage) -> None:

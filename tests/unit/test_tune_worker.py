@@ -12,7 +12,7 @@ from trial_stage import TrialStage, slice_of, told
 import racimo
 from racimo.spec.errors import RacimoError
 from racimo.worker.tune.numbers import numbers, step_number
-from racimo.worker.tune.trial import MAX_METRICS, TrialLeft, given_back
+from racimo.worker.tune.trial import MAX_METRICS, TrialLeft
 
 
 @pytest.fixture
@@ -142,11 +142,6 @@ def test_several_threads_report_and_each_report_counts_once(stage: TrialStage) -
 def test_a_worker_that_is_to_leave_ends_the_slice_at_the_next_report(stage: TrialStage) -> None:
     stage.asked_to_leave = True
     assert told(stage.call(reporting(3.0, 2.0))) == {"outcome": "halted", "rounds": 1}
-
-
-def test_a_slice_that_was_not_begun_goes_back_as_it_was() -> None:
-    result = given_back(slice_of(until=9, rounds=3, step=30, saved=3)).result
-    assert (result.outcome, result.rounds, result.step, result.saved, result.curve) == ("halted", 3, 30, 3, ())
 
 
 def test_a_failure_with_half_a_surrogate_pair_can_be_told(stage: TrialStage) -> None:

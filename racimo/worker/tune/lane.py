@@ -15,7 +15,7 @@ import msgspec
 from racimo.agent.kept import trial_folder
 from racimo.agent.launch import Launch
 from racimo.agent.protocol import Progress, Ready, Report, SliceDone, SliceOrder, WorkerContext
-from racimo.agent.slices import newest_result
+from racimo.agent.slices import newest_result, note_begun
 from racimo.spec.study import MAX_PARALLEL
 from racimo.state.nouns import Failure
 from racimo.worker.context import WorkerLeaving
@@ -23,7 +23,7 @@ from racimo.worker.link import AgentLink, NoLink, Told
 from racimo.worker.train import run as current
 from racimo.worker.tune.endings import DEVICE_BROKEN_CODE, LATE_METRIC_CODE, NOT_LEFT_CODE
 from racimo.worker.tune.surroundings import Surroundings, device_is_broken, limit_device_memory
-from racimo.worker.tune.trial import Trial, TrialLeft, given_back, write_result
+from racimo.worker.tune.trial import Trial, TrialLeft
 from racimo.worker.tune.watchdog import Watchdog
 from racimo.worker.user_errors import failure_from
 
@@ -97,7 +97,7 @@ class Lane:
 
     def run(self, order: SliceOrder) -> None:
         """One trial, until its function returns or it is left; perhaps several slices of it."""
-        self._done = order.grant.number
+        self._begin(order)
         asked = lambda: self._asked_to_leave  # noqa: E731
         self._trial = trial = Trial(order, self._directory, self._say, self._following, asked, self._on_left)
         print(f"racimo: trial {trial.number}: {order.values}", file=sys.stderr)
@@ -157,9 +157,14 @@ class Lane:
         order = self.next_order()
         if order is None or order.grant.trial != self._trial.number:
             return None
-        self._done = order.grant.number
+        self._begin(order)
         self._expect_a_metric()
         return order
+
+    def _begin(self, order: SliceOrder) -> None:
+        """Noted for the agent: what it gave to this process and was not begun when this ends goes back as it was."""
+        self._done = order.grant.number
+        note_begun(self._directory, self._done)
 
     # Leaving a function
 
@@ -214,12 +219,7 @@ class Lane:
         self._end(LATE_METRIC_CODE)
 
     def _end(self, code: int) -> None:
-        """Ends the process, whatever its threads do. A slice that has come meanwhile goes back as it was."""
-        order = self._pending()
-        if order is not None:
-            back = given_back(order)
-            write_result(self._directory, back)
-            self._link.tell(back)
+        """Ends the process, whatever its threads do."""
         self._link.close()
         os._exit(code)
 

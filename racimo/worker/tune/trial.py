@@ -250,12 +250,6 @@ def write_result(directory: Path, done: SliceDone) -> None:
         file.write(msgspec.json.encode(done) + b"\n")
 
 
-def given_back(order: SliceOrder) -> SliceDone:
-    """Of a slice that was not begun: nothing has changed, so the trial does not count as tried again."""
-    result = Result(outcome="halted", rounds=order.rounds, step=order.step, saved=order.saved)
-    return SliceDone(number=order.grant.number, result=result)
-
-
 def _in_utf8(failure: Failure) -> Failure:
     """What UTF-8 cannot hold written as escapes: a file name's odd byte, or half a surrogate pair."""
     texts = {
