@@ -350,8 +350,9 @@ class Api:
                 raise RacimoError("file-missing", f"{spec.train_file} was not sent: the spec names no snapshot")
             return
         files = self._snapshots.require_complete(spec.snapshot)
-        if spec.train_file and all(file.path != spec.train_file for file in files):
-            raise RacimoError("file-missing", f"{spec.train_file} is not among the {len(files)} files that were sent")
+        for needed in filter(None, (spec.train_file, spec.study.proposer_file if spec.study is not None else "")):
+            if all(file.path != needed for file in files):
+                raise RacimoError("file-missing", f"{needed} is not among the {len(files)} files that were sent")
 
     def _worker_named(self, run: Run, name: str) -> str:
         """`1` or `run/attempt/1` as the worker's id; "" for all."""

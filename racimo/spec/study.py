@@ -145,6 +145,11 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Space(parameters=parameters, constraints=self.constraints)
 
     @property
+    def proposer_file(self) -> str:
+        """The file of a proposer of the user's own; "" for one that comes with Racimo."""
+        return self.proposer.rpartition(":")[0]
+
+    @property
     def objectives(self) -> tuple[Objective, ...]:
         metrics = (self.metric,) if isinstance(self.metric, str) else self.metric
         return tuple(_objective(text) for text in metrics)

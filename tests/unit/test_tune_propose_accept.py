@@ -9,8 +9,9 @@ from test_decide_tune import TuneStage, first_rounds_best
 from racimo.agent.propose_protocol import Proposed
 from racimo.decide.tune.ahead import MOST_AHEAD
 from racimo.decide.tune.draw import NUM_FIRST_RANDOM
+from racimo.state import events as ev
 from racimo.state.nouns import Failure
-from racimo.state.trials import Proposal
+from racimo.state.trials import Proposal, Result
 
 
 @pytest.fixture
@@ -128,5 +129,24 @@ def test_points_are_asked_for_ahead_only_where_trials_are_short() -> None:
     assert stage.core.wants == {run: 1}
 
 
-def test_the_buffer_is_bounded() -> None:
-    assert 1 <= MOST_AHEAD <= 64
+def test_of_short_trials_as_many_are_asked_for_ahead_as_run(stage: TuneStage) -> None:
+    run = stage.tune(proposer="tpe", scheduler="none", trials=100)
+
+    def end_short(worker: int) -> None:
+        grant = stage.grants(run)[worker]
+        result = Result(outcome="finished", rounds=1, metrics={"loss": 1.0}, curve=((1, 1.0),), worked_s=0.01)
+        event = ev.SliceEnded(run=run, attempt=1, index=worker, number=grant.number, result=result)
+        stage.core.agent_event(event)
+        stage.turn()
+
+    stage.all_ready(run)
+    while stage.grants(run):
+        end_short(next(iter(stage.grants(run))))
+    assert stage.core.wants == {run: 2}
+    take(stage, run, *points(0.1, 0.2))
+    assert stage.core.wants == {run: 2}, "both run, and two more are to be at hand"
+    take(stage, run, *points(0.3, 0.4))
+    assert run not in stage.core.wants and len(stage.study(run).waiting) == 2
+    end_short(next(iter(stage.grants(run))))
+    assert stage.core.wants == {run: 1} and len(stage.grants(run)) == 2
+    assert MOST_AHEAD <= 64

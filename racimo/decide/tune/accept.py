@@ -29,8 +29,8 @@ def accept(study: Study, run: str, seed: int, count: int, proposals: Sequence[Pr
         if fresh:
             kept.append(Proposal(values=values, by=proposal.by))
             keys.add(key)
-    own = study.terms.proposer.partition(":")[2] != ""
-    lacking = len(proposals[:count]) - len(kept) if own else count - len(kept)
+    wanted = len(proposals[:count]) if study.terms.proposer_file else count
+    lacking = wanted - len(kept)
     drawn = draw_random(study, seed, lacking, kept) if lacking > 0 else []
     exhausted = not kept and not drawn
     return TrialsProposed(run=run, first=first, proposals=(*kept, *drawn), exhausted=exhausted)

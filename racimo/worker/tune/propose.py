@@ -19,7 +19,7 @@ def make_proposer(terms: StudySpec, seed: int, folder: Path) -> Proposer:
         from racimo.worker.tune.propose_cma import CmaProposer
 
         return CmaProposer(space, objectives, seed, limits=terms.limits)
-    if not terms.proposer.partition(":")[2]:
+    if not terms.proposer_file:
         from racimo.worker.tune.propose_optuna import OptunaProposer
 
         return OptunaProposer(space, objectives, seed, name=terms.proposer, limits=terms.limits)
