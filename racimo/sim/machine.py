@@ -271,7 +271,7 @@ class SimMachine:
                 worker.frozen = False
                 if worker.asked == "stop":
                     self.timeline.after(self.rng.uniform(0, 0.3), lambda: self._end_by(worker, 15))
-                elif worker.pid is not None and not worker.training:
+                elif worker.pid is not None and worker.order.kind == "command":
                     self._run_on(worker)
         elif worker.ready:
             self._ask_to_leave(worker, how)

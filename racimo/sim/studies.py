@@ -15,6 +15,7 @@ from racimo.agent.prepaid import HARD_STOP_S
 from racimo.agent.protocol import AgentEvent, SliceOrder, WorkerState
 from racimo.control.core import Core
 from racimo.control.effects import Effect, Slice, Start, Stop
+from racimo.decide.tune.forecast import ENOUGH_TRIALS, Spent, forecast
 from racimo.sim.checks import Violated
 from racimo.spec.run import RunSpec
 from racimo.spec.study import StudySpec
@@ -45,6 +46,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     code: str
     num_trials: int
+    forecast: float | None = None
+    """Of the money, made once ten trials were in."""
 
 
 class _Lane:
@@ -79,6 +82,7 @@ class StudyPlay:
         self.core: Core | None = None
         self.run_id = ""
         self.first_s: float | None = None
+        self._forecast: float | None = None
         self._due_s: float | None = None
 
     # Its clock, as the core's
@@ -128,6 +132,7 @@ class StudyPlay:
         self.core.tick()
         self.core.commit()
         self._check_promises(self.core)
+        self._look_ahead(self.core)
         for effect in self.core.take_effects():
             self._after(self.rng.uniform(0, 0.2), lambda e=effect: self._take(e))  # type: ignore[misc]
         due_s = self.core.next_due_s
@@ -148,6 +153,20 @@ class StudyPlay:
             raise Violated(f"seed {self.seed}: {promised} of {money} are spent or promised", self.run_id)
         if any(not worker.paid_s for worker in run.live_workers):
             raise Violated(f"seed {self.seed}: a worker lives without being paid for", self.run_id)
+
+    def _look_ahead(self, core: Core) -> None:
+        study, run = core.state.studies.get(self.run_id), core.state.runs.get(self.run_id)
+        if self._forecast is not None or study is None or run is None or run.ended:
+            return
+        if sum(trial.rounds > 0 for trial in study.trials) < ENOUGH_TRIALS:
+            return
+        ages = sum(max(0.0, self.now - worker.started_at_s) for worker in run.live_workers)
+        spent = Spent(run.device_s + ages, run.cost + ages * self.price / SECONDS_PER_HOUR)
+        told = forecast(
+            study, self.now, num_workers=max(1, len(run.live_workers)), price_per_device_hour=self.price,
+            active_s=run.active_until(self.now), leased=spent,
+        )  # fmt: skip
+        self._forecast = told.cost if told is not None else None
 
     # The agent
 
@@ -287,6 +306,7 @@ class StudyPlay:
             took_s=max(ends_s, default=self.now) - (self.first_s or self.now),
             code=run.reason.code if run.reason is not None else "",
             num_trials=len(self.core.state.studies[self.run_id].trials),
+            forecast=self._forecast,
         )
 
 

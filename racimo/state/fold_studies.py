@@ -25,6 +25,8 @@ def apply(state: State, event: StudyEvent, at_s: float) -> None:
     study.apply(event, state.seq, at_s, bill)
     if isinstance(event, ev.SliceGranted):
         _pay(state, run, study, event)
+    if isinstance(event, ev.SliceEnded) and event.result.metrics and run.deaths_without_progress:
+        state.runs[run.id] = replace(run, deaths_without_progress=0)  # what its workers do is of use
 
 
 def _pay(state: State, run: Run, study: Study, event: ev.SliceGranted) -> None:

@@ -1,6 +1,6 @@
 """Whatever is asked and whatever happens, decisions keep their promises. Hypothesis prints the smallest breach."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -14,11 +14,13 @@ from racimo.decide.fit import PAIR_FRESH_S, can_never_fit
 from racimo.spec.errors import RacimoError
 from racimo.spec.quantity import WorkerRange
 from racimo.spec.run import PRIORITY_ORDER, RunSpec
+from racimo.spec.study import StudySpec
 from racimo.state import events as ev
 from racimo.state.fold import State, fold
 from racimo.state.lease import LEASE_S
 from racimo.state.nouns import Device, Exit, Failure, Node, Outcome, Run, Worker, worker_id
 from racimo.state.state import placeable
+from racimo.state.trials import Result
 
 KINDS = ("cpu", "cuda")
 WAITS = {"waits-devices", "waits-turn", "waits-nodes", "waits-drained", "waits-one-node", "waits-pair"}
@@ -101,8 +103,32 @@ class Cluster(RuleBasedStateMachine):
             assert all(run.workers[index].live and run.workers[index].status == "ready" for index in event.members)
             if run.generation is None:
                 assert len(event.members) + len(self.finished(run)) >= run.least
-        if isinstance(event, ev.Intent):
+        if isinstance(event, ev.WorkersLeaving) and event.reason.code in ("yields", "preempted"):
+            self.only_the_lower_yield(before, event)
+        if isinstance(event, ev.SliceGranted):
+            self.nothing_runs_twice(before, event)
+        if isinstance(event, ev.Intent) and not isinstance(event, ev.TrialsProposed):
             assert event.reason.text
+
+    def only_the_lower_yield(self, before: State, event: ev.WorkersLeaving) -> None:
+        """kueue#3779: what preempts never yields to whom it preempts, for its class is higher."""
+        run = before.runs[event.run]
+        (waiter,) = (before.runs[name[4:]] for name in event.reason.counts if name.startswith("for/"))
+        assert PRIORITY_ORDER[waiter.spec.priority] < PRIORITY_ORDER[run.spec.priority]
+        assert run.spec.tune or run.generation is not None, "what only its user understands is preempted"
+        assert waiter.status in ("queued", "running")
+        assert any(run.workers[index].live and not run.workers[index].leaving for index in event.indices)
+        if event.reason.code == "yields":
+            assert event.reason.counts["to"] >= run.least
+
+    def nothing_runs_twice(self, before: State, event: ev.SliceGranted) -> None:
+        study, run = before.studies[event.run], before.runs[event.run]
+        trial, worker = study.trials[event.grant.trial], run.workers[event.grant.worker]
+        assert worker.live and worker.status == "ready" and not worker.leaving
+        assert worker.index not in study.running and trial.status in ("waiting", "paused")
+        assert event.grant.number > study.num_slices
+        if event.grant.state_of is not None:
+            assert study.trials[event.grant.state_of].saved, "ray#9036: a state that was never written"
 
     def no_pair_comes_again(self, before: State, event: ev.AttemptPlanned | ev.WorkersPlanned) -> None:
         """Nodes that did not reach each other are not brought together while that is news."""
@@ -154,20 +180,26 @@ class Cluster(RuleBasedStateMachine):
         per_worker=st.integers(1, 2),
         priority=st.sampled_from(tuple(PRIORITY_ORDER)),
         retries=st.integers(0, 2),
-        train=st.booleans(),
+        what=st.sampled_from(("train", "command", "tune")),
     )
     def submit(
-        self, workers: int, extra: int, kind: str, per_worker: int, priority: str, retries: int, train: bool
+        self, workers: int, extra: int, kind: str, per_worker: int, priority: str, retries: int, what: str
     ) -> None:
         self.requests += 1
-        most = workers + (extra if train else 0)
-        asked = {"train": "t.py:f"} if train else {"command": ("x",)}
+        most = 1 if what == "tune" else workers + (extra if what == "train" else 0)
+        asked: dict[str, Any] = {what: ("x",) if what == "command" else "t.py:f"}
+        if what == "tune":
+            scheduler = ("asha", "none", "freeze-thaw", "population")[extra]
+            asked["study"] = StudySpec(
+                space={"x": "0.0..1.0"}, metric="loss", proposer="random", scheduler=scheduler,
+                trials=workers + retries, parallel=workers, rounds=3, retries=1_000,
+            )  # fmt: skip
         spec = RunSpec(
-            workers=f"{workers}..{most}",
+            workers=f"{min(workers, most)}..{most}",
             devices=f"{kind}:{most * per_worker}" if kind else "",
             priority=priority,  # type: ignore[arg-type]
             retries=retries,
-            **asked,  # type: ignore[arg-type]
+            **asked,
         )
         try:
             self.core.submit(spec, f"r{self.requests}")
@@ -209,7 +241,7 @@ class Cluster(RuleBasedStateMachine):
             name = {"run": run.id, "attempt": worker.attempt, "index": worker.index}
             if worker.status == "starting":
                 self.core.agent_event(ev.WorkerStarted(pid=1, **name))  # type: ignore[arg-type]
-            elif run.spec.train:
+            elif run.spec.train or run.spec.tune:
                 self.core.agent_event(
                     ev.WorkerReady(address="a", micro_shards=4, numerics="n", **name)  # type: ignore[arg-type]
                 )
@@ -232,6 +264,37 @@ class Cluster(RuleBasedStateMachine):
             ev.WorkerExited(run=run.id, attempt=worker.attempt, index=worker.index, exit=ending, commits=commits)
         )
         self.turn()
+
+    @rule(
+        pick=PICK,
+        outcome=st.sampled_from(("reached", "reached", "finished", "halted", "diverged", "failed")),
+        told=st.booleans(),
+        saved=st.booleans(),
+    )
+    def end_slice(self, pick: int, outcome: str, told: bool, saved: bool) -> None:
+        running = [(run, index) for run, study in self.core.state.studies.items() for index in study.running]
+        if running:
+            run, index = picked(running, pick)
+            self.slice_ends(run, index, outcome, told, saved)
+            self.turn()
+
+    def slice_ends(self, run: str, index: int, outcome: str, told: bool = True, saved: bool = True) -> None:
+        study = self.core.state.studies[run]
+        grant = study.grant_of(index)
+        assert grant is not None
+        rounds = max(grant.until or 3, study.trials[grant.trial].rounds)
+        result = Result(
+            outcome=outcome,  # type: ignore[arg-type]
+            rounds=rounds,
+            metrics={"loss": float(grant.trial)} if told else {},
+            curve=((rounds, float(grant.trial)),) if told else (),
+            saved=rounds if saved else study.trials[grant.trial].saved,
+            failure=Failure(code="worker-raised", message="no") if outcome == "failed" else None,
+        )
+        attempt = self.core.state.runs[run].attempt
+        self.core.agent_event(
+            ev.SliceEnded(run=run, attempt=attempt, index=index, number=grant.number, result=result)
+        )
 
     @rule(pick=PICK)
     def hang(self, pick: int) -> None:
@@ -355,7 +418,16 @@ class Cluster(RuleBasedStateMachine):
             workers = self.workers()
             if not workers:
                 break
+            for run_id, study in self.core.state.studies.items():
+                for index in list(study.running):
+                    self.slice_ends(run_id, index, "finished")
             for run, worker in workers:
+                if run.spec.tune and not worker.leaving:
+                    if worker.status != "ready":
+                        name = {"run": run.id, "attempt": worker.attempt, "index": worker.index}
+                        ready = ev.WorkerReady(address="a", micro_shards=4, numerics="n", **name)  # type: ignore[arg-type]
+                        self.core.agent_event(ready)
+                    continue
                 asked: dict[str, Outcome] = {"": "finished", "pause": "paused", "release": "released"}
                 ending = Exit(outcome=asked.get(worker.leaving, "killed"), code=0)
                 self.core.agent_event(

@@ -1,7 +1,7 @@
 """What a study will have cost, and when it ends: its own scheduler played to the end on trials like those that are in.
 
-Every new trial is taken to be like one that is known: as fast, with its curve. What nobody has seen yet of a curve is
-carried on from its newest half. Nothing of the real study is changed.
+Every new trial is taken to be like one that is known: as fast, with a curve that lies about its own. How a curve goes on
+is taken from those that went further. Nothing of the real study is changed.
 """
 
 import heapq
@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from racimo.decide.tune.draw import uniform
-from racimo.decide.tune.freeze_thaw import predicted
 from racimo.decide.tune.lanes import next_move
 from racimo.decide.tune.moves import Begin, Clone, End, Go
 from racimo.decide.tune.schedule import scheduler_of
@@ -21,9 +20,11 @@ from racimo.state.nouns import Reason
 from racimo.state.study import Bill, Study
 from racimo.state.trials import Grant, Proposal, Result, SliceOutcome, Trial
 
+NUM_PLAYS = 5
+"""Of which the mean is taken: how many trials a scheduler lets go on depends on the order in which good ones come."""
 ENOUGH_TRIALS = 10
 """Trials that have told something, from which on a forecast is a good one."""
-MAX_NEW_TRIALS = 1_000
+MAX_NEW_TRIALS = 400
 """That are played; of more, the rest is taken to be like these."""
 _RUN, _WHY = "forecast", Reason(code="forecast", text="")
 SECONDS_PER_HOUR = 3600.0
@@ -41,6 +42,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     good: bool = False
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """So far: device-seconds, and money."""
+
+    device_s: float
+    cost: float
+
+
 def forecast(
     study: Study,
     now_s: float,
@@ -50,36 +58,42 @@ def forecast(
     price_per_device_hour: float = 0.0,
     round_s: float | None = None,
     active_s: float = 0.0,
+    leased: Spent | None = None,
 ) -> Forecast | None:
     """With so many workers from now to the end. `round_s`: a guess, for as long as no trial has told a round;
-    `active_s`: seconds that the study has had already. None where nothing is known about a round's length."""
+    `active_s`: seconds that the study has had already; `leased`: what its workers' leases have come to so far, which is
+    more than their slices. None where nothing is known about a round's length."""
     told = [trial for trial in study.trials if trial.rounds and trial.device_s > 0]
     if not told and round_s is None:
         return None
-    played = _Play(study, now_s, told, devices_per_worker, round_s or 0.0)
-    ahead_s, later_s = played.play(num_workers)
-    rest = played.share_not_played
-    device_s = study.device_s + later_s * devices_per_worker * (1.0 + rest)
-    ends_in_s = ahead_s * (1.0 + rest)
-    cost = study.cost + (device_s - study.device_s) * price_per_device_hour / SECONDS_PER_HOUR
-    num_trials = played.num_trials + round(rest * played.num_new)
-    limit, share = _limit(study, cost, ends_in_s, active_s)
-    if limit:
-        device_s = study.device_s + (device_s - study.device_s) * share
-        cost, ends_in_s = study.cost + (cost - study.cost) * share, ends_in_s * share
-        num_trials = len(study.trials) + round((num_trials - len(study.trials)) * share)
+    plays = [_Play(study, now_s, told, devices_per_worker, round_s or 0.0, number) for number in range(NUM_PLAYS)]
+    ends = [play.play(num_workers) for play in plays]
+    ahead_s, later_s = (sum(column) / NUM_PLAYS for column in zip(*ends, strict=True))
+    played, rest = plays[0], plays[0].share_not_played
+    price = price_per_device_hour / SECONDS_PER_HOUR
+    elapsed_s = devices_per_worker * sum(
+        max(0.0, now_s - study.trials[number].granted_at_s) for number in study.running.values()
+    )
+    spent = leased or Spent(study.device_s + elapsed_s, study.cost + elapsed_s * price)
+    more_s = later_s * devices_per_worker * (1.0 + rest)
+    ends_in_s, num_more = ahead_s * (1.0 + rest), played.num_trials - len(study.trials) + rest * played.num_new
+    limit, share = _limit(study, spent.cost, more_s * price, ends_in_s, active_s)
+    device_s, cost, ends_in_s = spent.device_s + more_s * share, spent.cost + more_s * share * price, ends_in_s * share
+    num_trials = len(study.trials) + round(num_more * share)
     return Forecast(
         device_s=device_s, cost=cost, ends_in_s=ends_in_s, num_trials=num_trials, limit=limit,
         good=len(told) >= ENOUGH_TRIALS,
     )  # fmt: skip
 
 
-def _limit(study: Study, cost: float, ends_in_s: float, active_s: float) -> tuple[Literal["", "budget", "time"], float]:
+def _limit(
+    study: Study, spent: float, more: float, ends_in_s: float, active_s: float
+) -> tuple[Literal["", "budget", "time"], float]:
     """The limit that is reached first, and the share of what lies ahead that is done by then."""
     money, time_s = study.terms.money, study.terms.time_s
     shares: list[tuple[float, Literal["budget", "time"]]] = []
-    if money is not None and cost > money:
-        shares.append((max(0.0, money - study.cost) / (cost - study.cost), "budget"))
+    if money is not None and spent + more > money and more > 0:
+        shares.append((max(0.0, money - spent) / more, "budget"))
     if time_s is not None and active_s + ends_in_s > time_s:
         shares.append((max(0.0, time_s - active_s) / ends_in_s, "time"))
     if not shares:
@@ -91,7 +105,10 @@ def _limit(study: Study, cost: float, ends_in_s: float, active_s: float) -> tupl
 class _Play:
     """The study's further course on a clock of its own."""
 
-    def __init__(self, study: Study, now_s: float, told: list[Trial], devices: int, round_s: float) -> None:
+    def __init__(
+        self, study: Study, now_s: float, told: list[Trial], devices: int, round_s: float, number: int
+    ) -> None:
+        self._number = number
         kept = study.keep()
         ahead = max(0, study.terms.trials - len(study.trials))
         self.num_new = min(ahead, MAX_NEW_TRIALS)
@@ -103,8 +120,9 @@ class _Play:
         self._by_number = {trial.number: trial for trial in told}
         self._spread = _bandwidth([_value_at(study, trial, 1 << 62) for trial in told])
         ends = [trial.rounds for trial in told if trial.status == "finished"]
-        longest = max((trial.rounds for trial in told), default=1)
-        self._end = terms.rounds or (round(sum(ends) / len(ends)) if ends else longest)
+        self._longest = max((trial.rounds for trial in told), default=1)
+        self._falls: dict[tuple[int, int], float] = {}
+        self._end = terms.rounds or (round(sum(ends) / len(ends)) if ends else self._longest)
         self._seq = study.changed_at + 1
 
     @property
@@ -112,14 +130,14 @@ class _Play:
         return len(self._study.trials)
 
     def play(self, num_workers: int) -> tuple[float, float]:
-        """(seconds until the last slice ends, seconds of all slices together)"""
+        """(seconds until the last slice ends, seconds from now on of all slices together)"""
         study, clock, worked = self._study, 0.0, 0.0
         busy: list[tuple[float, int]] = []
         for worker, number in sorted(study.running.items()):
             trial = study.trials[number]
             left_s = max(0.0, self._slice_s(trial) - max(0.0, self._now_s - trial.granted_at_s))
             heapq.heappush(busy, (left_s, worker))
-            worked += self._slice_s(trial)
+            worked += left_s
         free = [worker for worker in range(num_workers) if worker not in study.running][: num_workers - len(busy)]
         while True:
             while free:
@@ -171,9 +189,9 @@ class _Play:
         diverges = model is not None and model.status == "diverged" and rounds >= model.rounds
         outcome: SliceOutcome = "diverged" if diverges else "finished" if rounds >= self._end else "reached"
         if model is not None:
-            value = predicted(study, model, rounds) if rounds > model.rounds else _value_at(study, model, rounds)
+            value = _value_at(study, model, rounds) - self._fall(model.rounds, rounds)
         if trial.number not in self._by_number:
-            value += self._spread * _normal(trial.number)
+            value += self._spread * _normal(self._number, trial.number)
         shown = value if study.objectives[0].minimize else -value
         metrics = {study.objectives[0].metric: shown} if math.isfinite(shown) else {}
         result = Result(
@@ -181,6 +199,18 @@ class _Play:
             curve=((rounds, shown),) if metrics else (), worked_s=self._slice_s(trial),
         )  # fmt: skip
         self._tell(ev.SliceEnded(run=_RUN, attempt=1, index=worker, number=grant.number, result=result))
+
+    def _fall(self, before: int, after: int) -> float:
+        """How much better trials get on the average from one round to a later one: what those told that went so far."""
+        after = min(after, self._longest)
+        if after <= before:
+            return 0.0
+        if (before, after) not in self._falls:
+            went = [trial for trial in self._known if trial.rounds >= after]
+            falls = [_value_at(self._study, t, before) - _value_at(self._study, t, after) for t in went]
+            finite = [fall for fall in falls if math.isfinite(fall)]
+            self._falls[before, after] = sum(finite) / len(finite) if finite else 0.0
+        return self._falls[before, after]
 
     def _upto(self, trial: Trial) -> int:
         """The rounds that it has at the end of its slice."""
@@ -201,7 +231,7 @@ class _Play:
         known = self._by_number.get(trial.number)
         if known is not None or not self._known:
             return known
-        return self._known[int(uniform("like", trial.number) * len(self._known))]
+        return self._known[int(uniform("like", self._number, trial.number) * len(self._known))]
 
 
 def _bandwidth(values: list[float]) -> float:
@@ -216,9 +246,9 @@ def _bandwidth(values: list[float]) -> float:
     return 1.06 * (min(deviation, quartiles) or deviation) * float(len(finite) ** -0.2)
 
 
-def _normal(trial: int) -> float:
-    """A number that looks normally distributed and follows from the trial's alone (Irwin-Hall)."""
-    return sum(uniform("forecast", trial, part) for part in range(12)) - 6.0
+def _normal(*key: int) -> float:
+    """A number that looks normally distributed and follows from the key alone (Irwin-Hall)."""
+    return sum(uniform("forecast", *key, part) for part in range(12)) - 6.0
 
 
 def _value_at(study: Study, trial: Trial, rounds: int) -> float:

@@ -144,7 +144,8 @@ class Lanes:
             return "failed", Reason(code=study.failure.code, text=study.failure.message), study.failure
         failed = self._hopeless()
         if failed is not None:
-            text = f"{failed.message}; no trial has told {study.objectives[0].metric} yet"
+            metric = study.objectives[0].metric
+            text = failed.message + (f"; no trial has told {metric} yet" if not study.ranking else "; " + self._so_far())
             return "failed", Reason(code=failed.code, text=text), failed
         if self._spent():
             return "succeeded", self._why_spent(), None
@@ -157,15 +158,20 @@ class Lanes:
         return "succeeded", Reason(code="study-complete", text=text, counts=counts), None
 
     def _hopeless(self) -> Failure | None:
-        """The first failure, where nothing but failures came: of workers that never came to a trial, or of trials."""
+        """The first failure, where nothing but failures came: of trials, or of workers that never came to a trial.
+
+        A worker that failed by itself would do so again; one that was killed may just have had bad luck."""
         study, run = self.study, self.run
-        if study.ranking:
-            return None
-        if study.failed_in_a_row >= min(MOST_FAILED_IN_A_ROW, study.terms.trials):
+        if not study.ranking and study.failed_in_a_row >= min(MOST_FAILED_IN_A_ROW, study.terms.trials):
             return next(trial.failure for trial in study.trials if trial.failure is not None)
-        never_ready = [worker for worker in exits.culprits(run) if not worker.ready_at_s]
-        if never_ready and not any(worker.ready_at_s for worker in run.workers.values()):
-            return exits.failure_of(run, never_ready[0], len(never_ready) - 1)
+        if any(worker.ready_at_s for worker in run.workers.values()):
+            return None
+        failed = [worker for worker in exits.culprits(run) if worker.exit is not None and worker.exit.outcome == "failed"]
+        if failed:
+            return exits.failure_of(run, failed[0], len(failed) - 1)
+        dead = exits.dead(run)
+        if dead and run.deaths_without_progress >= exits.MAX_DEATHS_WITHOUT_PROGRESS:
+            return exits.failure_of(run, dead[-1], run.deaths_without_progress - 1)
         return None
 
     def _serve(self) -> list[Intent]:
