@@ -117,9 +117,9 @@ class State:
                 insort(found, device)
 
     def _sharer(self, run: str, worker: Worker, device: int) -> str | None:
-        """Another live worker of the run on the same device, where its workers share devices."""
+        """The newest other live worker of the run on the same device, where its workers share devices."""
         found = self.runs.get(run)
-        for other in found.live_workers if found is not None and found.spec.shares > 1 else ():
+        for other in reversed(found.live_workers) if found is not None and found.spec.shares > 1 else ():
             if other.index != worker.index and other.node == worker.node and device in other.devices:
                 return worker_id(run, other.attempt, other.index)
         return None

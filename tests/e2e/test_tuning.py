@@ -221,3 +221,14 @@ def test_a_study_goes_on_after_its_cluster_was_taken_down(fresh_cluster: LiveClu
     fresh_cluster.up()
     assert ended(fresh_cluster, run).status == "succeeded"
     assert curves(fresh_cluster, run) == undisturbed["steps"]
+
+
+def test_trials_share_devices_where_that_was_asked_for(cluster: LiveCluster, undisturbed: Any) -> None:
+    run = tune(cluster, "rounds", scheduler="none", parallel=3, devices="cpu:0.5", config={"round_s": 0.05})
+    client = cluster.client()
+    wait_until(lambda: len(live_worker_pids(cluster, run)) == 3, "three workers")
+    workers = [worker for worker in client.run(run).workers if worker.status == "ready"]
+    assert sorted(worker.devices for worker in workers)[0:2] == [workers[0].devices] * 2
+    assert len({worker.devices for worker in workers}) == 2
+    assert ended(cluster, run).status == "succeeded"
+    assert curves(cluster, run) == undisturbed["rounds"]

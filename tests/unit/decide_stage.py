@@ -1,5 +1,6 @@
 """A small stage for decision tests: a core on a memory journal, a hand-moved clock, facts in, intents out."""
 
+from collections import Counter
 from typing import Any
 
 from racimo.act.journal import MemoryDisk, MemoryJournal
@@ -58,8 +59,11 @@ class Stage:
         self.intents = [r.event for r in self.core.take_records() if isinstance(r.event, ev.Intent)]
         assert fold(MemoryJournal(self.disk).records()) == self.state
         assert State.from_bytes(self.state.to_bytes()) == self.state
-        held = [(w.node, d) for r in self.state.runs.values() for w in r.live_workers for d in w.devices]
-        assert len(held) == len(set(held)), "a device is leased twice"
+        held = Counter((w.node, d, r.id) for r in self.state.runs.values() for w in r.live_workers for d in w.devices)
+        assert len(held) == len({place[:2] for place in held}), "a device is leased twice"
+        assert all(count <= self.state.runs[run].spec.shares for (_, _, run), count in held.items()), (
+            "shared by too many"
+        )
 
     def command(self, workers: int = 1, **spec: Any) -> str:
         return self._submit(RunSpec(command=("work",), workers=workers, **spec))

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from decide_stage import node
+from test_decide_tune import TuneStage
 
 from racimo.agent.entry import Entry
 from racimo.agent.protocol import WorkerOrder
@@ -62,3 +64,33 @@ def test_an_agent_starts_a_worker_beside_its_siblings_and_beside_nobody_else() -
     assert strays(siblings, siblings["a/1/1"]) == []
     others = {one.name: one for one in (entry("b", 1, 0, 3), entry("a", 1, 0, 4), entry("a", 2, 1, 3))}
     assert [one.name for one in strays(others, others["a/2/1"])] == ["b/1/0", "a/1/0"]
+
+
+def devices_of(stage: TuneStage, run: str) -> list[tuple[int, ...]]:
+    return sorted(worker.devices for worker in stage.run(run).live_workers)
+
+
+def test_a_worker_that_died_is_replaced_on_the_device_that_its_siblings_hold() -> None:
+    stage = TuneStage(node(2))
+    run = stage.tune(trials=50, rounds=9, devices="cpu:0.5")
+    assert devices_of(stage, run) == [(0,), (0,), (1,), (1,)]
+    stage.all_ready(run)
+    victim = next(worker for worker in stage.run(run).live_workers if worker.devices == (1,))
+    stage.exit(run, victim.index, "killed")
+    assert devices_of(stage, run) == [(0,), (0,), (1,), (1,)]
+    assert len(stage.run(run).workers) == 5
+
+
+def test_a_shared_device_is_free_once_all_have_left_it_and_is_paid_once() -> None:
+    stage = TuneStage(node(1))
+    run = stage.tune(trials=2, rounds=9, scheduler="none", devices="cpu:0.5")
+    stage.all_ready(run)
+    first, second = (worker.index for worker in stage.run(run).live_workers)
+    for index in (first, second):
+        stage.end_slice(run, index, "finished", rounds=9)
+    before = stage.run(run).device_s
+    stage.exit(run, second, "released")
+    assert not stage.state.free["n1", "cpu"]
+    stage.exit(run, first, "released")
+    assert stage.state.free["n1", "cpu"] == [0]
+    assert stage.run(run).device_s - before == pytest.approx(2.0)  # the exits say 2 s each, of half a device
