@@ -18,7 +18,7 @@ from racimo.spec.study import StudySpec
 
 
 def extend(args: argparse.Namespace) -> int:
-    """Says what is another than before, changes it, and follows the study."""
+    """Changes it, says what is another than before, and follows the study."""
     from racimo.cli.study import follow_study
     from racimo.client.api import Client
 
@@ -35,10 +35,10 @@ def extend(args: argparse.Namespace) -> int:
         if view.spec.study is None:
             raise RacimoError("wrong-state", f"{view.id} is a {view.kind} run: it has no study", "racimo ps")
         terms = changed_terms(view.spec, given, args.without, whole=whole)
+        client.change_study(view.id, terms, other_space=args.other_space)
         if not args.quiet:
             for line in term_differences(view.spec.study, terms):
                 talk(line)
-        client.change_study(view.id, terms, other_space=args.other_space)
         if args.detach:
             write_json(client.run(view.id)) if args.output == "json" else write(view.id)
             return 0

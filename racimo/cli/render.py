@@ -61,11 +61,11 @@ def ps_row(view: RunView) -> tuple[str, ...]:
 
 
 def _how_far(view: RunView) -> tuple[str, str]:
-    """(step, loss); of a tune run the trials that are over, and the best value, named if it is no loss."""
+    """(step, loss); of a tune run the trials that have begun, and the best value, named if it is no loss."""
     if view.study is not None:
         best, metric = view.study.best, view.study.metric
         value = "" if best is None else f"{best:.4g}" if metric == "loss" else f"{metric} {best:.4g}"
-        return f"{view.study.num_over}/{view.study.most}", value
+        return f"{view.study.num_begun}/{view.study.most}", value
     progress = view.progress
     step = ""
     if progress is not None and (progress.step or progress.until):
@@ -137,6 +137,8 @@ def without_cost(row: tuple[str, ...]) -> tuple[str, ...]:
 def _workers_words(view: RunView) -> str:
     most = str(view.most) if view.least == view.most else f"{view.least}..{view.most}"
     words = most if view.status in ENDED else f"{view.num_live_workers} of {most}"
+    if view.kind == "tune":
+        return words
     return f"{words}, elastic, generation {view.generation}" if view.elastic else words
 
 

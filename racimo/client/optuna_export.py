@@ -1,6 +1,7 @@
 """A study as one of Optuna, for its dashboard and its own analyses. A copy: nothing is ever read back."""
 
 import math
+import warnings
 from typing import Any
 
 from racimo.client.trial_table import TrialTable
@@ -18,6 +19,7 @@ def export_to_optuna(table: TrialTable, name: str, storage: str) -> tuple[int, i
     try:
         import optuna
         from optuna.study import StudyDirection
+        from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
         raise RacimoError(
             "extra-missing", "this export needs Optuna, which is not installed here", "pip install 'racimo[tune]'"
@@ -34,8 +36,9 @@ def export_to_optuna(table: TrialTable, name: str, storage: str) -> tuple[int, i
         raise RacimoError(
             "invalid-request", f"{storage} has a study {name} already", f"another name: racimo export {name} --as NAME"
         ) from None
-    except (optuna.exceptions.StorageInternalError, ImportError, ValueError) as error:
-        raise RacimoError("invalid-request", f"Optuna cannot write to {storage}: {error}") from None
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError, ImportError, ValueError) as error:
+        raise RacimoError("invalid-request", f"Optuna cannot write to {storage}: {str(error).splitlines()[0]}",
+                          "a storage of Optuna's is an address such as sqlite:///studies.db") from None  # fmt: skip
     return len(known), len(trials) - len(known)
 
 
@@ -49,7 +52,9 @@ def _distribution(parameter: Parameter) -> Any:
         low = int(parameter.low)
         high = low + (int(parameter.high) - low) // step * step
         return IntDistribution(low, high, log=parameter.log, step=step)
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step or None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it ends a range at its last step, as this one does too
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step or None)
 
 
 def _frozen(table: TrialTable, trial: TrialView, distributions: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ from racimo.spec.home import Home
 from racimo.state.fold import State
 from racimo.state.nouns import Node, Reason, Run, Worker, parse_worker_id, worker_id
 from racimo.state.study import Study
-from racimo.state.trials import OVER
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -128,7 +127,7 @@ def _study_progress(study: Study | None) -> StudyProgress | None:
         return None
     metric = study.objectives[0].metric
     return StudyProgress(
-        num_over=sum(count for status, count in study.counts.items() if status in OVER),
+        num_begun=len(study.trials) - study.counts.get("waiting", 0),
         most=study.terms.trials,
         metric=metric,
         best=study.best.metrics.get(metric) if study.best is not None else None,

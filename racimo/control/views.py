@@ -52,9 +52,9 @@ class RunProgress(_View, frozen=True, kw_only=True):
 
 
 class StudyProgress(_View, frozen=True, kw_only=True):
-    """Of a tune run: how many of at most `most` trials are over, and the best value of the first metric."""
+    """Of a tune run: how many of at most `most` trials have begun, and the best value of the first metric."""
 
-    num_over: int
+    num_begun: int
     most: int
     metric: str
     best: float | None = None

@@ -51,7 +51,7 @@ def drawn(count: int, loss: Callable[[Mapping[str, Scalar]], float], terms: Stud
     trials = []
     for number in range(count):
         units = [math.modf((number + 1) * part)[0] for part in (0.6180339887, 0.7548776662, 0.5698402910, 0.8191725134)]
-        values = terms.parsed_space.at(units)
+        values = terms.parsed_space.at(units[: len(terms.space)])
         value = loss(values)
         curve = tuple((round, value + 1.0 / round) for round in range(1, 10))
         trials.append(trial(number, values, metrics={"loss": value + 1 / 9}, curve=curve))

@@ -121,9 +121,9 @@ def test_the_page_of_a_study_has_its_best_what_mattered_and_the_first_failure() 
 
 def test_ps_shows_trials_and_the_best_value_and_names_what_is_no_loss() -> None:
     """A person looks for the best value first."""
-    view = run_view(study=StudyProgress(num_over=42, most=100, metric="accuracy", best=0.98765))
+    view = run_view(study=StudyProgress(num_begun=42, most=100, metric="accuracy", best=0.98765))
     assert ps_row(view)[4:6] == ("42/100", "accuracy 0.9877")
-    loss = run_view(study=StudyProgress(num_over=0, most=100, metric="loss"))
+    loss = run_view(study=StudyProgress(num_begun=0, most=100, metric="loss"))
     assert ps_row(loss)[4:6] == ("0/100", "")
 
 

@@ -11,6 +11,7 @@ from racimo.client.pictures.scene import (
     FAINT,
     INK,
     ORANGE,
+    PAPER,
     RED,
     SOFT,
     Box,
@@ -190,8 +191,10 @@ def _parameter_axis(parameter: Parameter, name: str, x: float, frame: Frame) -> 
         labels = [(axis.at(tick), short(tick)) for tick in (parameter.low, *inner, parameter.high)]
     for unit, text in labels:
         y = frame.bottom - unit * frame.height
-        marks.append(Line(points=((x - 3, y), (x, y)), colour=SOFT))
-        marks.append(Words(x=x - 6, y=y + 4, text=text, size=10, anchor="end", colour=SOFT))
+        width = 6.0 * len(text) + 4
+        marks.append(Box(x=x - 6 - width, y=y - 6, width=width, height=12, colour=PAPER, opacity=0.8))
+        marks.append(Line(points=((x - 3, y), (x, y)), colour=INK))
+        marks.append(Words(x=x - 8, y=y + 4, text=text, size=10, anchor="end"))
     return marks
 
 
