@@ -192,6 +192,13 @@ def test_leaving_the_interpreter_ends_the_trial_alone(cluster: LiveCluster) -> N
         assert not wrong or (trial.failure is not None and "this will not do" in trial.failure.message)
 
 
+def test_a_function_that_comes_back_in_two_processes_is_one_trial(cluster: LiveCluster) -> None:
+    run = tune(cluster, "forks", parallel=2)
+    assert ended(cluster, run).status == "succeeded"
+    assert [(trial.status, trial.rounds) for trial in trials(cluster, run)] == [("finished", 1)] * 5
+    assert len(cluster.client().reports(run).reports) == 5
+
+
 def test_ten_thousand_reports_of_one_trial_are_all_kept(cluster: LiveCluster) -> None:
     run = tune(cluster, "many", trials=1, scheduler="none", config={"reports": 10_000})
     assert ended(cluster, run).status == "succeeded"

@@ -1,5 +1,6 @@
 """What a trial's worker counts, refuses and says, and where a slice of it ends."""
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,20 @@ def test_several_threads_report_and_each_report_counts_once(stage: TrialStage) -
     result = stage.call(train)
     assert result.rounds == 400
     assert sorted(report.step for report in stage.reports) == list(range(400))
+
+
+def test_a_report_from_a_forked_process_is_refused_and_counts_nothing(stage: TrialStage) -> None:
+    def train(config: dict[str, Any]) -> float:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                racimo.current_run().report(loss=9.0)
+            except RacimoError as error:
+                os._exit(7 if error.code == "steps-misused" else 1)
+            os._exit(2)
+        return float(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    assert stage.call(train, slice_of(until=1)).metrics == {"loss": 7.0}
 
 
 def test_a_worker_that_is_to_leave_ends_the_slice_at_the_next_report(stage: TrialStage) -> None:

@@ -122,7 +122,7 @@ class Lane:
         """Whatever user code raises ends its trial, and nothing else."""
         try:
             self._inside = True
-            returned = self._function(config)
+            returned = self._in_this_process(config)
             self._inside = False
             trial.finish(returned)
         except (TrialLeft, WorkerLeaving):
@@ -140,6 +140,16 @@ class Lane:
             trial.fail(failure)
         finally:
             self._inside = False
+
+    def _in_this_process(self, config: dict[str, Any]) -> Any:
+        """What the function returns. A process that it forked ends with it: there is one worker."""
+        here = os.getpid()
+        try:
+            return self._function(config)
+        finally:
+            if os.getpid() != here:
+                sys.stdout.flush()
+                os._exit(0)
 
     def _failure(self, error: BaseException) -> Failure:
         return failure_from(error, self._launch.cwd, self._launch.rank, self._launch.worker)

@@ -70,6 +70,7 @@ class Trial:
         self._order = order
         self._directory = directory
         self._say, self._decide, self._asked_to_leave, self._left = say, decide, asked_to_leave, left
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._begun_s = self._round_began_s = time.monotonic()
         self._told_upto = order.rounds
@@ -96,6 +97,7 @@ class Trial:
         whenever it was: a report under another trial is impossible (syne-tune#214)."""
         with self._lock:
             self._raise_if_left()
+            self._refuse_forks()
             _refuse_too_many(self.told.metrics.keys() | values.keys())
             step = self._next_step(values) if step is None else step
             self._say(Report(step=step, values=values, trial=self.number))
@@ -160,6 +162,11 @@ class Trial:
     def _raise_if_left(self) -> None:
         if self.over:
             raise TrialLeft(0)
+
+    def _refuse_forks(self) -> None:
+        if os.getpid() != self._process:
+            message = f"trial {self.number} reported from a process that it forked, which nobody hears"
+            raise RacimoError("steps-misused", message, "report in the process that the function was called in")
 
     def _next_step(self, values: dict[str, float]) -> int:
         """Where none is given: the present one, or the next if it has a value of these already."""

@@ -91,3 +91,9 @@ def many(config):
     run = racimo.current_run()
     for step in range(int(config["reports"])):
         run.report(step=step, loss=float(step))
+
+
+def forks(config):
+    """Comes back twice."""
+    os.fork()
+    return config["x"]
