@@ -170,7 +170,8 @@ def test_a_trial_that_went_further_counts_for_more(name: str) -> None:
             Outcome(number=number, values={"x": x}, status="paused", rounds=9 if further else 1, metrics={"loss": loss})
         )
     best_further = [one for one in known if one.rounds == 9]
-    ordered = scores({one.number: s for one in known if (s := Standings(terms.objectives, ()).of(one)) is not None})
+    standings = Standings(terms.objectives, (), levels=(1, 3, 9))
+    ordered = scores({one.number: s for one in known if (s := standings.of(one)) is not None})
     assert max(ordered[one.number] for one in best_further) < min(
         ordered[one.number] for one in known if one.rounds == 1
     )
@@ -252,6 +253,21 @@ def test_an_answer_out_of_a_full_window_takes_milliseconds() -> None:
         proposer.ask(1)
         times.append(time.perf_counter() - begun_s)
     assert sorted(times)[2] < 0.1, f"{sorted(times)} s"
+
+
+def test_trials_between_two_levels_count_as_equally_far() -> None:
+    standings = Standings(terms_of("tpe").objectives, (), levels=(1, 3, 9))
+    kinds = [
+        standings.of(Outcome(number=0, values={}, status="paused", rounds=rounds, metrics={"loss": 1.0}))
+        for rounds in (1, 2, 3, 8, 9, 40)
+    ]
+    assert kinds == [(-1.0, 1.0), (-1.0, 1.0), (-3.0, 1.0), (-3.0, 1.0), (-9.0, 1.0), (-9.0, 1.0)]
+    without = Standings(terms_of("tpe").objectives, ())
+    early, late = (
+        without.of(Outcome(number=0, values={}, status="finished", rounds=rounds, metrics={"loss": 1.0}))
+        for rounds in (5, 50)
+    )
+    assert early == late == (-math.inf, 1.0)
 
 
 def test_scores_are_the_values_where_all_went_equally_far_and_ranks_where_not() -> None:

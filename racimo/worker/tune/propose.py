@@ -8,6 +8,7 @@ from typing import Any
 from racimo.spec.errors import RacimoError
 from racimo.spec.proposer import Proposer
 from racimo.spec.study import StudySpec
+from racimo.state.rungs import levels
 
 
 def make_proposer(terms: StudySpec, seed: int, folder: Path) -> Proposer:
@@ -15,14 +16,17 @@ def make_proposer(terms: StudySpec, seed: int, folder: Path) -> Proposer:
 
     `RacimoError` proposer-failed if that is not there; whatever else a user's code raises."""
     space, objectives = terms.parsed_space, terms.objectives
+    compared = levels(terms) if terms.scheduler != "none" else ()
     if terms.proposer == "cma-es":
         from racimo.worker.tune.propose_cma import CmaProposer
 
-        return CmaProposer(space, objectives, seed, limits=terms.limits)
+        return CmaProposer(space, objectives, seed, limits=terms.limits, levels=compared)
     if not terms.proposer_file:
         from racimo.worker.tune.propose_optuna import OptunaProposer
 
-        return OptunaProposer(space, objectives, seed, name=terms.proposer, limits=terms.limits)
+        return OptunaProposer(
+            space, objectives, seed, name=terms.proposer, limits=terms.limits, levels=compared
+        )  # fmt: skip
     made = _class_of(terms.proposer, folder)(space, objectives, seed)
     if not isinstance(made, Proposer):
         raise RacimoError(

@@ -29,9 +29,17 @@ _Told = tuple[tuple[int, tuple[float, float]], ...]
 class CmaProposer:
     """Learns numbers that are always active; choices and conditional parameters are drawn at random."""
 
-    def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, *, limits: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        *,
+        limits: Sequence[str] = (),
+        levels: Sequence[int] = (),
+    ) -> None:
         self._space, self._seed = space, seed
-        self._standings = Standings(objectives, limits)
+        self._standings = Standings(objectives, limits, levels)
         self._axes = [
             name
             for name, one in space.parameters.items()

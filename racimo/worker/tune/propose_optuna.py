@@ -47,14 +47,21 @@ _SOMETIME = datetime(2000, 1, 1)
 
 
 class OptunaProposer:
-    """`name`: tpe, gp or nsga-ii. `limits`: conditions on metrics, as in the study."""
+    """`name`: tpe, gp or nsga-ii. `limits`: conditions on metrics, as in the study. `levels`: see `Standings`."""
 
     def __init__(
-        self, space: Space, objectives: Sequence[Objective], seed: int, *, name: str, limits: Sequence[str] = ()
+        self,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        *,
+        name: str,
+        limits: Sequence[str] = (),
+        levels: Sequence[int] = (),
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space, self._seed, self._name = space, seed, name
-        self._standings = Standings(objectives, limits)
+        self._standings = Standings(objectives, limits, levels)
         self._limited = bool(limits)
         self._axes = {name: distribution_of(parameter) for name, parameter in space.parameters.items()}
         self._groups = groups_of(space)
@@ -189,10 +196,10 @@ class OptunaProposer:
         if len(signed) > 1:  # Optuna has no pruned trials of several objectives, and no infinite ones
             whole = all(math.isfinite(value) for value in signed)
             return self._frozen(outcome.number, outcome.values, TrialState.COMPLETE, signed) if whole else None
-        if outcome.status == "finished":
+        kind, value = standing
+        if kind == -math.inf:
             return self._frozen(outcome.number, outcome.values, TrialState.COMPLETE, signed)
-        rounds = outcome.rounds if outcome.status != "diverged" else 0
-        return self._frozen(outcome.number, outcome.values, TrialState.PRUNED, reached=(rounds, standing[1]))
+        return self._frozen(outcome.number, outcome.values, TrialState.PRUNED, reached=(max(0, -int(kind)), value))
 
     def _frozen(
         self,

@@ -15,16 +15,20 @@ from racimo.spec.proposer import Outcome
 from racimo.spec.study import Objective
 
 Standing = tuple[float, float]
-"""Less is better: what kind of result it is (the negative rounds of a good one), then the signed first objective."""
+"""Less is better: what kind of result it is (of a good one how far it went, negative), then the first objective."""
 
 _INFEASIBLE, _DIVERGED = 1.0, 2.0
 
 
 class Standings:
-    """Reads outcomes by a study's objectives and limits."""
+    """Reads outcomes by a study's objectives and limits.
 
-    def __init__(self, objectives: Sequence[Objective], limits: Sequence[str]) -> None:
+    `levels`: rounds at which trials are compared, ascending; those between two count as equally far. Without any, all
+    that are finished do, however long they took."""
+
+    def __init__(self, objectives: Sequence[Objective], limits: Sequence[str], levels: Sequence[int] = ()) -> None:
         self.objectives = tuple(objectives)
+        self._levels = tuple(levels)
         self._limits = [Expression(limit, None) for limit in limits]
 
     def signed(self, outcome: Outcome) -> tuple[float, ...]:
@@ -48,7 +52,10 @@ class Standings:
             return None
         if self.violates(outcome):
             return _INFEASIBLE, first
-        return (-math.inf if outcome.status == "finished" else -float(outcome.rounds)), first
+        if not self._levels:
+            return (-math.inf if outcome.status == "finished" else 0.0), first
+        passed = bisect_right(self._levels, outcome.rounds)
+        return -float(self._levels[passed - 1] if passed else 0), first
 
 
 def scores(standings: Mapping[int, Standing]) -> dict[int, float]:
