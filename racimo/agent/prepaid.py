@@ -16,7 +16,7 @@ from racimo.state.nouns import Failure
 
 PAID_FILE = "paid-until"
 HARD_STOP_S = 1.0
-"""So long before the end of what is paid the worker is killed: its end takes a moment, and nothing may be spent after."""
+"""So long before the end of what is paid the worker is killed: its end takes a moment."""
 
 
 def abort(entry: Entry) -> None:

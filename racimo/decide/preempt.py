@@ -85,20 +85,32 @@ class Preemption:
         return sorted(lower, key=lambda run: (-PRIORITY_ORDER[run.spec.priority], -run.order))
 
     def _gifts(self, waiter: Waiter, lower: list[Run]) -> list[_Gift]:
-        spare = [_Gift(run, (worker,), False) for run in lower for worker in self._spare(run, waiter.ask)]
+        spare = [_Gift(run, workers, False) for run in lower for workers in self._spare(run, waiter.ask)]
         helping = [run for run in lower if any(self._helps(worker, waiter.ask) for worker in heal.staying(run))]
         return spare + [_Gift(run, tuple(heal.staying(run)), True) for run in helping]
 
-    def _spare(self, run: Run, ask: Ask) -> list[Worker]:
-        """Those that the run can do without, the newest first; of a tune run's first those that have no trial."""
+    def _spare(self, run: Run, ask: Ask) -> list[tuple[Worker, ...]]:
+        """Those that the run can do without, the newest first; of a tune run's first those that have no trial. Who
+        share a device go together: it is free once all of them have left."""
         study = self._state.studies.get(run.id)
         busy = study.running if study is not None else {}
-        stay = heal.staying(run)
-        found = sorted(
-            (worker for worker in stay if self._helps(worker, ask)),
-            key=lambda worker: (worker.status == "ready", worker.index in busy, -worker.index),
-        )[: max(0, len(stay) - run.least)]
-        left = [worker for worker in stay if worker not in found]
+        left = heal.staying(run)
+        beside: dict[tuple[str, tuple[int, ...]], list[Worker]] = {}
+        for worker in left:
+            if self._helps(worker, ask):
+                beside.setdefault((worker.node, worker.devices), []).append(worker)
+        groups = sorted(
+            beside.values(),
+            key=lambda group: max((one.status == "ready", one.index in busy, -one.index) for one in group),
+        )
+        found: list[tuple[Worker, ...]] = []
+        num_left = len(left)
+        for group in groups:
+            if num_left - len(group) >= run.least:
+                found.append(tuple(group))
+                num_left -= len(group)
+        gone = {worker.index for group in found for worker in group}
+        left = [worker for worker in left if worker.index not in gone]
         if study is None and not any(exits.holds_state(run, w, self._now_s, SETTLED_S) for w in left):
             self.due += [at_s for w in left if w.ready_at_s and (at_s := w.ready_at_s + SETTLED_S) > self._now_s]
             return []
@@ -106,12 +118,22 @@ class Preemption:
 
     def _suffices(self, waiter: Waiter, gifts: Iterable[_Gift]) -> bool:
         devices: dict[Group, set[int]] = {}
-        for worker in (*self._coming, *(worker for gift in gifts for worker in gift.workers)):
+        for worker in self._free_with([*self._coming, *(worker for gift in gifts for worker in gift.workers)]):
             group = self._group(worker)
             if group is not None:
                 devices.setdefault(group, set()).update(worker.devices)
         chosen = self._pool.plus(devices).choose(waiter.ask, waiter.num_workers)
         return sum(count for _, count in chosen) >= waiter.num_workers
+
+    def _free_with(self, going: list[Worker]) -> list[Worker]:
+        """Of those who go, whose devices are free then: nobody who stays shares them."""
+        sharing = [run for run in self._runs if run.spec.shares > 1]
+        if not sharing:
+            return going
+        names = {(worker.node, worker.devices, worker.index) for worker in going}
+        live = [(worker.node, worker.devices, worker.index) for run in sharing for worker in run.live_workers]
+        shared = {(node, devices) for node, devices, index in live if (node, devices, index) not in names}
+        return [worker for worker in going if (worker.node, worker.devices) not in shared]
 
     def _helps(self, worker: Worker, ask: Ask) -> bool:
         group = self._group(worker)

@@ -28,7 +28,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class Odds(msgspec.Struct, frozen=True, kw_only=True):
-    """How one study's world behaves. Seconds, and chances of each slice (`hangs`), round (`dies`) and event (`away`)."""
+    """How one study's world behaves: seconds; chances of each slice (`hangs`), round (`dies`) and event (`away`)."""
 
     start_s: float = 1.0
     round_s: float = 2.0
@@ -112,9 +112,10 @@ class StudyPlay:
         self.core = Core(MemoryJournal(self.disk), self)
         self.core.come_up()
         self.core.node_joined(self.node)
-        self.core.resync(
-            "n", [WorkerState(worker=w.name, pid=1, exited=w.ended is not None) for w in self.lanes.values() if not w.told]
-        )
+        untold = [lane for lane in self.lanes.values() if not lane.told]
+        states = [WorkerState(worker=lane.name, pid=1, exited=lane.ended is not None) for lane in untold]
+        self.core.resync("n", states)
+        self._due_s = None
         self._turn()
 
     def _control_dies(self) -> None:
@@ -187,7 +188,7 @@ class StudyPlay:
                 found = self.lanes.get(effect.worker)
                 if found is None:  # its order may still be on its way, and must never run
                     found = self.lanes[effect.worker] = _Lane(effect.worker, self.now, 0.0)
-                    found.alive, found.told = False, True
+                    self._end(found, "killed")
                 if found.alive:
                     self._stop(found, effect.how)
             case _:
@@ -222,7 +223,8 @@ class StudyPlay:
         if order.grant.paid_s > lane.paid_s:
             lane.paid_s = order.grant.paid_s
             self._hard_stop_later(lane)
-        if order.grant.number <= lane.done or (lane.order is not None and lane.order.grant.number >= order.grant.number):
+        newest = lane.done if lane.order is None else lane.order.grant.number
+        if order.grant.number <= newest:
             return
         lane.order, lane.slice_began_s = order, self.now
         lane.rounds = self.saved.get(order.grant.trial, 0)

@@ -249,8 +249,9 @@ def _run_event(state: State, run: Run, event: RunEvent, at_s: float) -> None:
             state.runs[run.id] = replace(_inactive(run, at_s), status="paused", reason=event.reason)
         case ev.RunEnded():
             state.open_runs.pop(run.id, None)
+            run = _inactive(run, at_s)
             state.runs[run.id] = replace(
-                _inactive(run, at_s), status=event.status, reason=event.reason, failure=event.failure, ended_at_s=at_s, hold=""
+                run, status=event.status, reason=event.reason, failure=event.failure, ended_at_s=at_s, hold=""
             )
         case _:
             assert_never(event)

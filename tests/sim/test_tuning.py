@@ -62,8 +62,8 @@ def test_a_control_process_that_is_killed_decides_as_one_that_is_not(seed: int, 
     spec = tune(scheduler)
     disturbed, undisturbed = played(seed, spec, CONTROL), played(seed, spec, faults=False)
     assert decisions(disturbed) == decisions(undisturbed)
-    values = [[(trial.values, trial.curve, trial.status) for trial in run_of(w)[1].trials] for w in (disturbed, undisturbed)]
-    assert values[0] == values[1]
+    one, other = (run_of(world)[1].trials for world in (disturbed, undisturbed))
+    assert [(t.values, t.curve, t.status) for t in one] == [(t.values, t.curve, t.status) for t in other]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -1,4 +1,4 @@
-"""Elastic runs of lower priority give devices back to whoever is more important: as few as needed, and get them back."""
+"""Elastic runs of lower priority give devices back to whoever matters more: as few as needed, and get them back."""
 
 import pytest
 from decide_stage import node
@@ -141,6 +141,18 @@ def test_devices_of_another_kind_are_not_taken() -> None:
         stage.all_ready(run)
     stage.command(workers=1, devices="cuda:1")
     assert leaving(stage, cpu) == {} and list(leaving(stage, cuda).values()) == ["release"]
+
+
+def test_trials_that_share_a_device_give_it_back_together() -> None:
+    stage = TuneStage(node(2, kind="cuda"))
+    study = stage.tune(trials=100, priority="low", devices="cuda:0.5")
+    stage.all_ready(study)
+    assert len(stage.run(study).live_workers) == 4
+    run = stage.command(workers=1, devices="cuda:1")
+    gone = [stage.run(study).workers[index] for index in leaving(stage, study)]
+    assert len(gone) == 2 and len({worker.devices for worker in gone}) == 1
+    let_go(stage, study)
+    assert stage.run(run).status == "running"
 
 
 def test_a_study_that_has_not_begun_yet_ends_its_new_workers_at_once(stage: TuneStage) -> None:

@@ -29,9 +29,9 @@ class PaidStage(TuneStage):
         """Plays with every round taking so long and every slice expiring at its time; returns the slices."""
         for number in range(most):
             self.all_ready(run)
-            for worker in self.run(run).live_workers:
-                if worker.leaving:
-                    self._gone(run, worker.index)
+            for one in self.run(run).live_workers:
+                if one.leaving:
+                    self._gone(run, one.index)
             grants = self.grants(run)
             if not grants:
                 return number
@@ -111,6 +111,16 @@ def test_a_free_node_costs_nothing_and_limits_nothing() -> None:
     run = stage.tune(trials=3, budget="$1", scheduler="none")
     stage.play(run, first_rounds_best)
     assert stage.study(run).counts == {"finished": 3}
+
+
+def test_beside_nodes_that_cost_something_one_that_does_not_goes_on_at_no_cost() -> None:
+    stage = TuneStage(node(1, "n1", address="a", price_per_device_hour=A_CENT_A_SECOND), node(1, "n2", address="b"))
+    run = stage.tune(trials=1_000, budget="$1")
+    stage.all_ready(run)
+    free = next(worker for worker in stage.run(run).live_workers if worker.node == "n2")
+    grant = stage.grants(run)[free.index]
+    assert grant.prepaid_s == MOST_SLICE_S and stage.run(run).workers[free.index].paid_s >= MOST_SLICE_S
+    assert promised(stage, run) <= 1.0
 
 
 def test_at_the_time_limit_every_slice_has_ended(stage: PaidStage) -> None:

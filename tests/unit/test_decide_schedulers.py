@@ -87,7 +87,8 @@ def test_freeze_thaw_gives_nothing_more_to_what_diverged(stage: TuneStage) -> No
 
 
 def population(stage: TuneStage, **terms: Any) -> str:
-    return stage.tune(**{"scheduler": "population", "parallel": 4, "rounds": 12, "first_round": 2, "trials": 12, **terms})
+    usual = {"scheduler": "population", "parallel": 4, "rounds": 12, "first_round": 2, "trials": 12}
+    return stage.tune(**{**usual, **terms})
 
 
 def test_the_worst_gives_up_and_a_copy_of_the_best_comes_in_its_place(stage: TuneStage) -> None:

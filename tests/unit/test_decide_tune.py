@@ -70,9 +70,9 @@ class TuneStage(Stage):
         told: list[tuple[int, int]] = []
         for _ in range(most):
             self.all_ready(run)
-            for worker in self.run(run).live_workers:
-                if worker.leaving:
-                    self.exit(run, worker.index, "released")
+            for one in self.run(run).live_workers:
+                if one.leaving:
+                    self.exit(run, one.index, "released")
             grants = self.grants(run)
             if not grants:
                 break
@@ -198,6 +198,45 @@ def test_an_objective_that_always_fails_ends_the_study_with_the_first_traceback(
     stage.play(run, first_rounds_best)
     ended = stage.run(run)
     assert ended.status == "failed" and ended.failure is not None and ended.failure.message == "ValueError: number 0"
+
+
+def test_a_worker_that_is_killed_before_it_began_does_not_end_the_study(stage: TuneStage) -> None:
+    run = stage.tune(trials=2, parallel=1, scheduler="none")
+    for _ in range(4):
+        (worker,) = stage.run(run).live_workers
+        stage.exit(run, worker.index, "killed")
+        stage.turn(60.0)
+    assert stage.run(run).status == "running"
+    stage.play(run, first_rounds_best)
+    assert stage.study(run).counts == {"finished": 2}
+
+
+def test_workers_that_always_die_before_they_begin_end_the_study(stage: TuneStage) -> None:
+    run = stage.tune(trials=2, parallel=1)
+    for _ in range(5):
+        assert not stage.run(run).ended
+        (worker,) = stage.run(run).live_workers
+        stage.exit(run, worker.index, "killed")
+        stage.turn(60.0)
+    assert stage.run(run).status == "failed" and "killed by signal 9" in stage.run(run).reason.text  # type: ignore[union-attr]
+
+
+def test_workers_whose_code_fails_before_they_begin_end_the_study_at_once(stage: TuneStage) -> None:
+    run = stage.tune(trials=2, parallel=1)
+    stage.started(run, 0)
+    stage.exit(run, 0, "failed", code="module-missing")
+    assert stage.run(run).status == "failed" and stage.run(run).failure.code == "module-missing"  # type: ignore[union-attr]
+
+
+def test_deaths_count_from_the_last_result_on(stage: TuneStage) -> None:
+    run = stage.tune(trials=100, parallel=1, rounds=9, retries=1_000)
+    for _ in range(12):
+        stage.all_ready(run)
+        ((worker, _),) = stage.grants(run).items()
+        stage.end_slice(run, worker)
+        stage.exit(run, worker, "killed")
+        stage.turn(60.0)
+    assert stage.run(run).status == "running"
 
 
 def test_one_trial_that_fails_does_not_spoil_the_study(stage: TuneStage) -> None:

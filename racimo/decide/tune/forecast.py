@@ -1,7 +1,7 @@
 """What a study will have cost, and when it ends: its own scheduler played to the end on trials like those that are in.
 
-Every new trial is taken to be like one that is known: as fast, with a curve that lies about its own. How a curve goes on
-is taken from those that went further. Nothing of the real study is changed.
+Every new trial is taken to be like one that is known: as fast, with a curve that lies about its own. How a curve goes
+on is taken from those that went further. Nothing of the real study is changed.
 """
 
 import heapq

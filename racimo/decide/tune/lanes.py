@@ -144,9 +144,8 @@ class Lanes:
             return "failed", Reason(code=study.failure.code, text=study.failure.message), study.failure
         failed = self._hopeless()
         if failed is not None:
-            metric = study.objectives[0].metric
-            text = failed.message + (f"; no trial has told {metric} yet" if not study.ranking else "; " + self._so_far())
-            return "failed", Reason(code=failed.code, text=text), failed
+            so_far = self._so_far() if study.ranking else f"no trial has told {study.objectives[0].metric} yet"
+            return "failed", Reason(code=failed.code, text=f"{failed.message}; {so_far}"), failed
         if self._spent():
             return "succeeded", self._why_spent(), None
         if study.running or study.waiting or num_new(study):
@@ -166,7 +165,8 @@ class Lanes:
             return next(trial.failure for trial in study.trials if trial.failure is not None)
         if any(worker.ready_at_s for worker in run.workers.values()):
             return None
-        failed = [worker for worker in exits.culprits(run) if worker.exit is not None and worker.exit.outcome == "failed"]
+        culprits = exits.culprits(run)
+        failed = [worker for worker in culprits if worker.exit is not None and worker.exit.outcome == "failed"]
         if failed:
             return exits.failure_of(run, failed[0], len(failed) - 1)
         dead = exits.dead(run)

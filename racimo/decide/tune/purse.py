@@ -69,18 +69,17 @@ class Purse:
 
     def slice_for(self, worker: Worker) -> Prepaid | None:
         """What the worker's next slice may take; None if there is not enough for one that is worth its while."""
+        if not self.limited:
+            return NO_LIMIT
         rate, age_s, need_s = self._rate(worker), self._age_s(worker), self._need_s
-        most_s = self.time_left_s - LET_GO_S
-        if self._money is not None and rate > 0:
+        most_s = min(self.time_left_s - LET_GO_S, max(MOST_SLICE_S, need_s))
+        if self._money is not None and rate > 0:  # on a node that costs nothing only time counts
             paid_s = min(
                 age_s + max(self._share / rate, need_s + LET_GO_S), max(worker.paid_s, age_s) + self._rest / rate
             )
             most_s = min(most_s, paid_s - age_s - LET_GO_S)
-        elif self._time_s is None:
-            return NO_LIMIT
         if most_s < need_s:
             return None
-        most_s = min(most_s, max(MOST_SLICE_S, need_s))
         return Prepaid(most_s, max(worker.paid_s, age_s + most_s + LET_GO_S))
 
     def grant(self, worker: Worker, prepaid: Prepaid) -> None:
@@ -129,7 +128,8 @@ class Purse:
         study = self._study
         if not study.num_rounds:
             return LEAST_SLICE_S
-        mean_s = study.device_s / max(1, self._run.spec.devices_per_worker) / study.num_rounds
+        devices = self._run.spec.devices_per_worker / self._run.spec.shares
+        mean_s = study.device_s / devices / study.num_rounds
         return max(LEAST_SLICE_S, ROUND_MARGIN * mean_s)
 
     @cached_property
@@ -146,7 +146,7 @@ class Purse:
     def _rate(self, worker: Worker) -> float:
         node = self._nodes.get(worker.node)
         known = node.price_per_device_hour if node is not None else 0.0
-        return known * len(worker.devices) / SECONDS_PER_HOUR
+        return known * self._run.num_devices_of(worker) / SECONDS_PER_HOUR
 
     def _age_s(self, worker: Worker) -> float:
         return max(0.0, self._now_s - worker.started_at_s)
