@@ -37,6 +37,7 @@ BENCHMARKS = (
     "tune-tables",
     "tune-nan",
     "tune-scale",
+    "tune-budget",
 )
 
 
