@@ -162,7 +162,9 @@ class StudyPlay:
         if sum(trial.rounds > 0 for trial in study.trials) < ENOUGH_TRIALS:
             return
         ages = sum(max(0.0, self.now - worker.started_at_s) for worker in run.live_workers)
-        spent = Spent(run.device_s + ages, run.cost + ages * self.price / SECONDS_PER_HOUR)
+        workers = run.workers.values()
+        starting_s = sum((w.ready_at_s or w.exited_at_s or self.now) - w.started_at_s for w in workers)
+        spent = Spent(run.device_s + ages, run.cost + ages * self.price / SECONDS_PER_HOUR, starting_s)
         told = forecast(
             study, self.now, num_workers=max(1, len(run.live_workers)), price_per_device_hour=self.price,
             active_s=run.active_until(self.now), leased=spent,

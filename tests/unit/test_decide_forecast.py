@@ -9,6 +9,7 @@ import pytest
 from racimo.decide.tune.forecast import Forecast, forecast
 from racimo.decide.tune.lanes import next_move
 from racimo.decide.tune.moves import Begin, Clone, End, Go
+from racimo.decide.tune.purse import LET_GO_S
 from racimo.decide.tune.schedule import scheduler_of
 from racimo.spec.study import StudySpec
 from racimo.state import events as ev
@@ -133,7 +134,7 @@ def test_a_time_limit_that_comes_first_is_named() -> None:
     truth.play(until_told=10)
     told = truth.forecast(active_s=truth.now_s)
     assert told is not None and told.limit == "time"
-    assert told.ends_in_s == pytest.approx(30.0 - truth.now_s)
+    assert told.ends_in_s == pytest.approx(30.0 - LET_GO_S - truth.now_s)
 
 
 def test_a_hundred_thousand_trials_are_forecast_from_the_first_hundreds() -> None:

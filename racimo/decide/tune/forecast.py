@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from racimo.decide.tune.draw import uniform
 from racimo.decide.tune.lanes import next_move
 from racimo.decide.tune.moves import Begin, Clone, End, Go
+from racimo.decide.tune.purse import LET_GO_S
 from racimo.decide.tune.schedule import scheduler_of
 from racimo.state import events as ev
 from racimo.state.nouns import Reason
@@ -43,10 +44,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """So far: device-seconds, and money."""
+    """Leases so far: device-seconds, money, and the device-seconds until workers were ready."""
 
     device_s: float
     cost: float
+    starting_s: float = 0.0
 
 
 def forecast(
@@ -66,14 +68,20 @@ def forecast(
     told = [trial for trial in study.trials if trial.rounds and trial.device_s > 0]
     if not told and round_s is None:
         return None
-    plays = [_Play(study, now_s, told, devices_per_worker, round_s or 0.0, number) for number in range(NUM_PLAYS)]
+    elapsed_s = devices_per_worker * sum(
+        max(0.0, now_s - study.trials[number].granted_at_s) for number in study.running.values()
+    )
+    between_s = 0.0
+    if leased is not None and study.num_slices:
+        idle_s = leased.device_s - leased.starting_s - study.device_s - elapsed_s
+        between_s = max(0.0, idle_s) / devices_per_worker / study.num_slices
+    plays = [
+        _Play(study, now_s, told, devices_per_worker, round_s or 0.0, between_s, number) for number in range(NUM_PLAYS)
+    ]
     ends = [play.play(num_workers) for play in plays]
     ahead_s, later_s = (sum(column) / NUM_PLAYS for column in zip(*ends, strict=True))
     played, rest = plays[0], plays[0].share_not_played
     price = price_per_device_hour / SECONDS_PER_HOUR
-    elapsed_s = devices_per_worker * sum(
-        max(0.0, now_s - study.trials[number].granted_at_s) for number in study.running.values()
-    )
     spent = leased or Spent(study.device_s + elapsed_s, study.cost + elapsed_s * price)
     more_s = later_s * devices_per_worker * (1.0 + rest)
     ends_in_s, num_more = ahead_s * (1.0 + rest), played.num_trials - len(study.trials) + rest * played.num_new
@@ -91,6 +99,7 @@ def _limit(
 ) -> tuple[Literal["", "budget", "time"], float]:
     """The limit that is reached first, and the share of what lies ahead that is done by then."""
     money, time_s = study.terms.money, study.terms.time_s
+    time_s = None if time_s is None else time_s - LET_GO_S  # by then the last slices end
     shares: list[tuple[float, Literal["budget", "time"]]] = []
     if money is not None and spent + more > money and more > 0:
         shares.append((max(0.0, money - spent) / more, "budget"))
@@ -106,9 +115,16 @@ class _Play:
     """The study's further course on a clock of its own."""
 
     def __init__(
-        self, study: Study, now_s: float, told: list[Trial], devices: int, round_s: float, number: int
+        self,
+        study: Study,
+        now_s: float,
+        told: list[Trial],
+        devices: int,
+        round_s: float,
+        between_s: float,
+        number: int,
     ) -> None:
-        self._number = number
+        self._number, self._between_s = number, between_s
         kept = study.keep()
         ahead = max(0, study.terms.trials - len(study.trials))
         self.num_new = min(ahead, MAX_NEW_TRIALS)
@@ -145,8 +161,8 @@ class _Play:
                 if granted is None:
                     break
                 worker = free.pop()
-                heapq.heappush(busy, (clock + granted, worker))
-                worked += granted
+                heapq.heappush(busy, (clock + granted + self._between_s, worker))
+                worked += granted + self._between_s
             if not busy:
                 return clock, worked
             clock, worker = heapq.heappop(busy)
