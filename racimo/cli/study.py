@@ -8,6 +8,7 @@ from racimo.cli.live_block import LiveBlock
 from racimo.cli.render import failure_lines
 from racimo.cli.study_words import live_lines, trial_line
 from racimo.client.api import Client
+from racimo.client.reading import all_reports
 from racimo.client.trial_table import TrialTable
 from racimo.control.views import RunView, TrialView
 from racimo.spec.errors import ExitCode
@@ -24,6 +25,7 @@ def follow_study(client: Client, view: RunView, *, as_json: bool = False, quiet:
     assert view.spec.study is not None
     table = TrialTable(view.spec.study)
     block = LiveBlock(sys.stderr) if is_terminal(sys.stderr) and not quiet else None
+    num_heard = 0
     try:
         while True:
             began_s = time.monotonic()
@@ -34,6 +36,9 @@ def follow_study(client: Client, view: RunView, *, as_json: bool = False, quiet:
                 table = table.under(view.spec.study)
             changed = table.take(client.trials(view.id, table.newest.seq, 0.0 if over else WAIT_S))
             if block is not None:
+                reports = all_reports(client, view.id, num_heard)
+                num_heard += len(reports)
+                table.hear(reports)
                 _draw(block, view, table, changed)
             elif not quiet:
                 _tell(table, changed)

@@ -52,16 +52,23 @@ def follow_into(client: "Client", view: RunView, tracker: Tracker, *, until_ende
 def _follow_trials(client: "Client", view: RunView, tracker: Tracker, until_ended: bool, look_s: float) -> int:
     assert view.spec.study is not None
     table = TrialTable(view.spec.study)
-    told: set[int] = set()
+    reports: dict[int, list[Report]] = {}
+    num_heard = 0
     while True:
         view = client.run(view.id)
         over = view.status in ENDED or not until_ended
         answer = client.trials(view.id, table.newest.seq, 0.0 if over else look_s)
         table.take(answer)
+        heard = all_reports(client, view.id, num_heard)
+        num_heard += len(heard)
+        changed = {trial.number for trial in answer.trials}
+        for report in heard:
+            if report.trial is not None:
+                reports.setdefault(report.trial, []).append(report)
+                changed.add(report.trial)
         # The last time all: those that wait or are paused end with the run.
-        for trial in table.trials.values() if over else answer.trials:
-            if trial.metrics or trial.curve or trial.failure is not None:
-                tracker.put(trial_series(view, table, trial))
-                told.add(trial.number)
+        for number in sorted(set(table.trials) if over else changed & set(table.trials)):
+            if number in reports or table.trials[number].failure is not None:
+                tracker.put(trial_series(view, table.trials[number], reports.get(number, [])))
         if over:
-            return len(told)
+            return sum(1 for trial in table.trials.values() if trial.number in reports or trial.failure is not None)

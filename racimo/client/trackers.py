@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import msgspec
 
 from racimo.agent.protocol import Report
-from racimo.client.trial_table import TrialTable
 from racimo.control.views import RunView, TrialView
 from racimo.spec.errors import RacimoError
 from racimo.spec.space import Scalar
@@ -48,40 +47,31 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def trial_series(run: RunView, table: TrialTable, trial: TrialView) -> Series:
-    """The first metric round by round, the others as they were told last."""
-    metric = table.objectives[0].metric
-    values = [(round, metric, value) for round, value in trial.curve if math.isfinite(value)]
-    covered = values[-1][0] if values else -1
-    values += [
-        (trial.rounds, name, value)
-        for name, value in trial.metrics.items()
-        if math.isfinite(value) and (name != metric or trial.rounds > covered)
-    ]
+def trial_series(run: RunView, trial: TrialView, reports: Sequence[Report] = ()) -> Series:
+    """`reports`: its own, of all metrics."""
     return Series(
         key=f"{run.id}/{trial.number}",
         name=f"trial-{trial.number}",
         parameters=dict(trial.values),
-        values=tuple(values),
+        values=_values(reports),
         status=trial.status if trial.status in OVER or run.status in ENDED else "",
     )
 
 
 def run_series(run: RunView, reports: Sequence[Report]) -> Series:
     """Of a training run: what its workers reported, step by step."""
-    values = sorted(
-        (report.step, name, value)
-        for report in reports
-        for name, value in report.values.items()
-        if math.isfinite(value)
-    )
     return Series(
         key=run.id,
         name=run.id,
         parameters=dict(_flat(run.spec.config)),
-        values=tuple(values),
+        values=_values(reports),
         status=run.status if run.status in ENDED else "",
     )
+
+
+def _values(reports: Sequence[Report]) -> tuple[Value, ...]:
+    told = ((report.step, name, value) for report in reports for name, value in report.values.items())
+    return tuple(sorted(one for one in told if math.isfinite(one[2])))
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from racimo.agent.protocol import Report
 from racimo.control.views import StudyView, TrialView
 from racimo.spec.expression import Expression
 from racimo.spec.study import Objective, StudySpec
@@ -41,6 +42,8 @@ class TrialTable:
         self.newest = StudyView(seq=-1)
         """The newest answer, without most of its trials."""
         self._limits = [Expression(limit, None) for limit in terms.limits]
+        self._num_heard: dict[int, int] = {}
+        """By trial, its reports of the first metric."""
 
     def take(self, view: StudyView) -> list[TrialView]:
         """Takes an answer; those of its trials whose status is another than before, or that are new."""
@@ -53,10 +56,25 @@ class TrialTable:
         self.newest = msgspec.structs.replace(view, trials=())
         return changed
 
+    def hear(self, reports: Iterable[Report]) -> None:
+        """What trials reported, each report once: those that run are then where they are now, not where their slice
+        began."""
+        metric = self.objectives[0].metric
+        for report in reports:
+            if report.trial is None:
+                continue
+            if metric in report.values:
+                self._num_heard[report.trial] = self._num_heard.get(report.trial, 0) + 1
+            trial = self.trials.get(report.trial)
+            if trial is not None and trial.status == "running":
+                rounds = max(trial.rounds, self._num_heard.get(report.trial, 0))
+                metrics = {**trial.metrics, **report.values}
+                self.trials[trial.number] = msgspec.structs.replace(trial, rounds=rounds, metrics=metrics)
+
     def under(self, terms: StudySpec) -> "TrialTable":
         """The same trials, looked at under other terms."""
         other = TrialTable(terms)
-        other.trials, other.newest = self.trials, self.newest
+        other.trials, other.newest, other._num_heard = self.trials, self.newest, self._num_heard
         return other
 
     def value(self, trial: TrialView, objective: int = 0) -> float | None:

@@ -10,9 +10,10 @@ from study_views import TERMS, drawn, failed, run_view, table_of, trial
 
 from racimo.agent.protocol import Report
 from racimo.client.optuna_export import export_to_optuna
+from racimo.client.reading import follow_into
 from racimo.client.trackers import MLflowExperiment, Series, TensorBoardFolder, run_series, trial_series
 from racimo.client.trial_files import as_csv, report_rows, trial_rows, write_rows
-from racimo.control.views import RunView
+from racimo.control.views import ReportsView, RunView, StudyView
 from racimo.spec.errors import RacimoError
 from racimo.spec.run import RunSpec
 from racimo.spec.study import StudySpec
@@ -107,13 +108,48 @@ def test_a_storage_that_is_none_is_said_in_a_sentence() -> None:
         export_to_optuna(MIXED, "x", "nonsense")
 
 
-def test_a_trial_is_a_series_of_its_rounds_and_of_what_it_told_last() -> None:
-    series = trial_series(run_view(), MIXED, MIXED.trials[1])
-    assert series.values == ((1, "loss", 0.9), (1, "top5", 0.7)) and series.status == "stopped"
-    assert trial_series(run_view(), MIXED, MIXED.trials[2]).values == ()
-    running = trial(9, status="running", rounds=1, curve=((1, 0.9),))
-    assert trial_series(run_view(), MIXED, running).status == ""
-    assert trial_series(run_view("stopped"), MIXED, running).status == "running"
+def reports_of(number: int) -> list[Report]:
+    """What trial 0 and 1 of `MIXED` told, and 2, which diverged."""
+    losses = {0: ((1, 0.9), (3, 0.5)), 1: ((1, 0.9),), 2: ((1, math.nan),), 3: ()}[number]
+    return [Report(step=step, values={"loss": loss, "top5": 1 - loss}, trial=number) for step, loss in losses]
+
+
+def test_a_trial_is_a_series_of_its_reports() -> None:
+    series = trial_series(run_view(), MIXED.trials[1], reports_of(1))
+    assert series.values == ((1, "loss", 0.9), (1, "top5", 1 - 0.9)) and series.status == "stopped"
+    assert trial_series(run_view(), MIXED.trials[2], reports_of(2)).values == ()
+    running = trial(9, status="running")
+    assert trial_series(run_view(), running).status == ""
+    assert trial_series(run_view("stopped"), running).status == "running"
+
+
+def test_trials_are_followed_into_a_tracker_until_the_study_has_ended() -> None:
+    """Of each, what was new; at the end, how each that was paused ended too."""
+    told: list[Series] = []
+
+    class Told:
+        def put(self, series: Series) -> None:
+            told.append(series)
+
+    class Cluster:
+        looks = 0
+
+        def run(self, run: str) -> RunView:
+            self.looks += 1
+            return run_view("running" if self.looks < 3 else "succeeded")
+
+        def trials(self, run: str, after: int, wait_s: float) -> StudyView:
+            first = trial(0, status="running" if after < 0 else "paused")
+            return StudyView(seq=self.looks, trials=(first,) if self.looks < 3 else (trial(1),))
+
+        def reports(self, run: str, after: int) -> ReportsView:
+            lines = (*reports_of(0), *reports_of(1))[: self.looks]
+            return ReportsView(next=max(after, len(lines)), reports=lines[after:])
+
+    assert follow_into(Cluster(), run_view(), Told(), until_ended=True, look_s=0.0) == 2  # type: ignore[arg-type]
+    assert [(one.name, len(one.values), one.status) for one in told] == [
+        ("trial-0", 2, ""), ("trial-0", 4, ""), ("trial-0", 4, "paused"), ("trial-1", 2, "finished"),
+    ]  # fmt: skip
 
 
 def training(status: str, *reports: Report) -> Series:
@@ -134,14 +170,14 @@ def test_tensorboard_reads_what_was_written_once_however_often_it_was_told(tmp_p
         folder = TensorBoardFolder(tmp_path)
         folder.put(training("running", Report(step=10, values={"loss": 2.0})))
         folder.put(training("succeeded", Report(step=10, values={"loss": 2.0}), Report(step=20, values={"loss": 1.0})))
-        folder.put(trial_series(run_view(), MIXED, MIXED.trials[0]))
+        folder.put(trial_series(run_view(), MIXED.trials[0], reports_of(0)))
         folder.close()
     accumulator = reading.EventAccumulator(str(tmp_path / "gpt-1"))
     accumulator.Reload()
     assert [(one.step, one.value) for one in accumulator.Scalars("loss")] == [(10, 2.0), (20, 1.0)]
     trial_events = reading.EventAccumulator(str(tmp_path / "digits-1" / "trial-0"))
     trial_events.Reload()
-    assert [one.step for one in trial_events.Scalars("loss")] == [1, 3, 9]
+    assert [one.step for one in trial_events.Scalars("loss")] == [1, 3]
 
 
 def test_mlflow_has_a_run_for_each_trial_and_an_export_repeated_adds_only_what_is_new(tmp_path: Path) -> None:
@@ -150,13 +186,13 @@ def test_mlflow_has_a_run_for_each_trial_and_an_export_repeated_adds_only_what_i
     for _ in range(2):
         experiment = MLflowExperiment(uri, "digits-1")
         for number in (0, 1, 3):
-            experiment.put(trial_series(run_view(), MIXED, MIXED.trials[number]))
+            experiment.put(trial_series(run_view(), MIXED.trials[number], reports_of(number)))
         experiment.close()
     client = tracking.MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name("digits-1")
     runs = {run.data.tags["racimo.key"]: run for run in client.search_runs([found.experiment_id])}
     assert set(runs) == {"digits-1/0", "digits-1/1", "digits-1/3"}
     history = client.get_metric_history(runs["digits-1/0"].info.run_id, "loss")
-    assert sorted((one.step, one.value) for one in history) == [(1, 0.9), (3, 0.5), (9, 0.5)]
+    assert sorted((one.step, one.value) for one in history) == [(1, 0.9), (3, 0.5)]
     assert runs["digits-1/0"].data.params["optimizer"] == "adam"
     assert [runs[f"digits-1/{n}"].info.status for n in (0, 1, 3)] == ["FINISHED", "KILLED", "FAILED"]

@@ -5,6 +5,7 @@ import math
 import msgspec
 from study_views import TERMS, drawn, failed, table_of, trial
 
+from racimo.agent.protocol import Report
 from racimo.client.importance import LEAST_TRIALS, importance
 from racimo.control.views import StudyView
 from racimo.spec.study import StudySpec
@@ -69,6 +70,14 @@ def test_only_trials_whose_status_changed_are_news() -> None:
     news = table.take(StudyView(seq=8, trials=(trial(0), trial(1, rounds=8), trial(2, status="waiting"))))
     assert [one.number for one in news] == [0, 2]
     assert table.newest.seq == 8 and not table.newest.trials
+
+
+def test_a_running_trial_is_shown_where_its_newest_report_is() -> None:
+    table = table_of(trial(0, status="running", rounds=1, metrics={"loss": 0.9}), trial(1))
+    table.hear([Report(step=step, values={"loss": 1.0 / step}, trial=0) for step in (1, 2, 4)])
+    table.hear([Report(step=9, values={"loss": 0.0}, trial=1), Report(step=1, values={"loss": 0.0}, trial=7)])
+    assert (table.trials[0].rounds, table.trials[0].metrics) == (3, {"loss": 0.25})
+    assert table.trials[1].metrics == {"loss": 0.5} and 7 not in table.trials
 
 
 def test_the_parameter_that_decides_is_the_most_important_one() -> None:
