@@ -60,6 +60,8 @@ class Watch:
                     self._check_logs(live)
             except OSError as error:
                 print(f"agent: watching failed this time: {error}", file=sys.stderr)
+            except Exception as error:  # noqa: BLE001 - a fault of ours about one worker must not end the watch over all
+                sys.excepthook(type(error), error, error.__traceback__)
 
     def _check_limits(self, live: list[Entry]) -> None:
         for entry in live:
@@ -106,7 +108,15 @@ class Watch:
                 entry.hung_phase = entry.progress.phase_number
                 task = asyncio.create_task(self._report_hang(entry), name=f"hang {entry.name}")
                 self._hangs.add(task)
-                task.add_done_callback(self._hangs.discard)
+                task.add_done_callback(lambda task, entry=entry: self._hang_reported(task, entry))  # type: ignore[misc]
+
+    def _hang_reported(self, task: asyncio.Task[None], entry: Entry) -> None:
+        """A fault of ours in looking at a hang is shown, and the hang is looked at again."""
+        self._hangs.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            sys.excepthook(type(error), error, error.__traceback__)
+            entry.hung_phase = None
 
     async def _report_hang(self, entry: Entry) -> None:
         cwd = self._home.attempt_files_dir(entry.run, entry.attempt)
