@@ -41,7 +41,7 @@ class Fate:
                 "link cut": (3, self._cut_link),
                 "pair cut": (2, self._cut_pair),
                 "reboot": (1, lambda: self._power_off(self._machine())),
-                "machine lost": (1, self._lose_machine),
+                "machine lost": (2, self._lose_machine),
                 "drain": (2, self._drain),
                 "join": (1, lambda: self._join(self._rng.choice((1, 2, 4)))),
             }

@@ -44,7 +44,7 @@ def test_the_schedules_reach_every_kind_of_death_and_every_boundary() -> None:
     deaths: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     reasons: set[str] = set()
-    for seed in range(100):
+    for seed in range(130):
         world = World(seed)
         world.run()
         deaths.update(world.control.deaths)
