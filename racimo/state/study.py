@@ -198,9 +198,7 @@ class Study:
             return
         self._put(replace(trial, status="running", grant=grant, granted_at_s=at_s, began_at_s=trial.began_at_s or at_s))
 
-    def _end_slice(
-        self, grant: Grant, result: Result, at_s: float, bill: Bill, *, held_against: bool = True
-    ) -> None:
+    def _end_slice(self, grant: Grant, result: Result, at_s: float, bill: Bill, *, held_against: bool = True) -> None:
         trial = self.trials[grant.trial]
         again = result.outcome == "lost" or (result.outcome == "failed" and self.terms.retry_raised)
         retries = trial.retries + (again and held_against)

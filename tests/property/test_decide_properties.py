@@ -292,9 +292,7 @@ class Cluster(RuleBasedStateMachine):
             failure=Failure(code="worker-raised", message="no") if outcome == "failed" else None,
         )
         attempt = self.core.state.runs[run].attempt
-        self.core.agent_event(
-            ev.SliceEnded(run=run, attempt=attempt, index=index, number=grant.number, result=result)
-        )
+        self.core.agent_event(ev.SliceEnded(run=run, attempt=attempt, index=index, number=grant.number, result=result))
 
     @rule(pick=PICK)
     def hang(self, pick: int) -> None:
