@@ -1,4 +1,4 @@
-"""[trials] Trials that do nothing, through real worker processes, every result durable; and 10,000 reports of one trial.
+"""[trials] Trials that do nothing, through real worker processes, every result durable; 10,000 reports of one trial.
 
 The peers run fewer trials where theirs take long; what is compared is trials a second, from the call that tunes to its
 end, with everything imported and the cluster running.
@@ -81,9 +81,7 @@ def tune(client: Client, code: Path, trials: int) -> float:
 def optuna_s(python: Path, code: Path, folder: Path, trials: int) -> float:
     """From the first process's first trial to the last one's end; both have imported everything before."""
     journal = folder / f"optuna-{time.monotonic_ns()}.log"
-    drivers = [
-        Driver(python, code / "tune_optuna.py", journal, str(trials // 2), str(seed)) for seed in range(WORKERS)
-    ]
+    drivers = [Driver(python, code / "tune_optuna.py", journal, str(trials // 2), str(seed)) for seed in range(WORKERS)]
     try:
         for driver in drivers:
             driver.begin("go")
@@ -120,7 +118,7 @@ class Driver:
     def __init__(self, python: Path, script: Path, folder: Path, *words: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._log = folder.with_name(f"{folder.name}-{script.stem}-{time.monotonic_ns()}.txt").open("w+")
-        environment = clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0", TUNE_DISABLE_STRICT_METRIC_CHECKING="1")  # fmt: skip
+        environment = clean_environment(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
         self._process = subprocess.Popen(
             [str(python), str(script), str(folder), *words],
             stdin=subprocess.PIPE,

@@ -24,7 +24,9 @@ def run() -> list[Row]:
     with scratch("lines") as folder:
         code = copy_jobs(folder)
         plain = (code / "lines_plain.py").read_text().splitlines()
-        changed = {name: num_changed(plain, (code / file).read_text().splitlines()) for name, (file, _) in PEERS.items()}
+        changed = {
+            name: num_changed(plain, (code / file).read_text().splitlines()) for name, (file, _) in PEERS.items()
+        }
         ours = num_changed(plain, (code / "lines_racimo.py").read_text().splitlines())
         execute([sys.executable, str(code / "lines_plain.py")], code, clean_environment())
         study(folder, code)

@@ -1,5 +1,6 @@
 """The systems that tuning is measured against, in a virtual environment of their own, `.venvs/tune`, which
-`python -m bench.tune_peers` makes: Ray Tune 2.60, Optuna 5 and Syne Tune 0.16.
+`python -m bench.tune_peers` makes: Ray Tune 2.60, Optuna 5 and Syne Tune 0.16 (with what its
+quantile regression imports).
 
 What runs in simulated time (`bench.tables`) runs there, ours too: one interpreter, one numpy, one Optuna for all.
 """
@@ -14,6 +15,9 @@ TUNE_PACKAGES = (
     "ray[tune]==2.60.0",
     "optuna==5.0.0",
     "syne-tune==0.16.0",
+    "huggingface_hub",
+    "h5py",
+    "fastparquet",
     "onnxruntime",
     "msgspec==0.23.0",
     "psutil",

@@ -5,7 +5,6 @@ the peers, each with its best documented settings.
 import random
 from collections.abc import Mapping
 
-
 from bench.harness import Deadline, Goal, Row, quick, row, say
 from bench.tables import statistics
 from bench.tables.objectives import every_objective
@@ -13,7 +12,7 @@ from bench.tables.play import Answer, Order
 from bench.tables.players import played
 from bench.tune_peers import tune_python
 
-OURS = "racimo-tpe"
+OURS = "racimo-gp"
 PEERS = (
     "ray-random",
     "ray-optuna",
@@ -145,11 +144,8 @@ def summary(cases: Mapping[Key, Case], workers: int) -> list[Row]:
 
 
 def against_each(cases: Mapping[Key, Case]) -> dict[str, float]:
-    return {
-        name: round(statistics.geometric_mean([one.faster_than(name) for one in cases.values() if name in one.medians]), 2)
-        for name in PEERS
-        if any(name in one.medians for one in cases.values())
-    }  # fmt: skip
+    found = {name: [one.faster_than(name) for one in cases.values() if name in one.medians] for name in PEERS}
+    return {name: round(statistics.geometric_mean(ratios), 2) for name, ratios in found.items() if ratios}
 
 
 def significantly_slower(cases: Mapping[Key, Case]) -> list[str]:
@@ -172,5 +168,3 @@ def per_task(key: Key, found: Case) -> Row:
         note=f"ours / best peer, 95 % of resamples: {low:.2f} to {high:.2f}; horizon {found.horizon_s:.4g} s"
         + ("" if found.decided else "; neither reached the target"),
     )
-
-

@@ -1,4 +1,4 @@
-"""From `import racimo` to the first trial's result, in this process: `python first_racimo.py FOLDER` says the seconds."""
+"""From `import racimo` to the first trial's result: `python first_racimo.py FOLDER` says the seconds."""
 
 import sys
 import time

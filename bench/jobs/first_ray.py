@@ -14,7 +14,9 @@ from ray import tune  # noqa: E402
 
 
 class First(tune.Callback):
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         answers.write(f"{time.monotonic() - began_s}\n")
         answers.flush()
 

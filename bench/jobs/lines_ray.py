@@ -34,18 +34,14 @@ def train(config):
 
 if __name__ == "__main__":
     path = os.path.abspath("tuned")
-    run_config = tune.RunConfig(
-        name="study", storage_path=path, failure_config=tune.FailureConfig(max_failures=-1)
-    )
+    run_config = tune.RunConfig(name="study", storage_path=path, failure_config=tune.FailureConfig(max_failures=-1))
     if tune.Tuner.can_restore(os.path.join(path, "study")):
         tuner = tune.Tuner.restore(os.path.join(path, "study"), trainable=train, resume_errored=True)
     else:
         tuner = tune.Tuner(
             train,
             param_space={"lr": tune.loguniform(0.001, 1.0)},
-            tune_config=tune.TuneConfig(
-                metric="loss", mode="min", num_samples=20, scheduler=ASHAScheduler(max_t=9)
-            ),
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=20, scheduler=ASHAScheduler(max_t=9)),
             run_config=run_config,
         )
     tuner.fit()

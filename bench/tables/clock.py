@@ -29,7 +29,8 @@ class System(Protocol):
         """What idle workers do next; nothing for those that are to wait."""
 
     def report(self, worker: int, trial: int, rounds: int, loss: float, seconds: float) -> bool:
-        """A round is over, which took so long; whether the worker goes on with this trial at once. After the last round: False."""
+        """A round is over, which took so long; whether the worker goes on with this trial at once. After the last
+        round: False."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):

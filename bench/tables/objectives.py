@@ -78,7 +78,7 @@ def regret(objective: Objective, value: float) -> float:
 
 
 class LCBench:
-    """Loss: 100 - validation accuracy. Regret 0 and 1: its least and greatest in the statistics beside the surrogate."""
+    """Loss: 100 - validation accuracy. Regret 0 and 1: least and greatest in the statistics beside the surrogate."""
 
     rounds = 52
 
@@ -170,9 +170,7 @@ def _surrogate() -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = SURROGATE_THREADS
-    return onnxruntime.InferenceSession(
-        str(_file("lcbench/model.onnx")), options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(str(_file("lcbench/model.onnx")), options, providers=["CPUExecutionProvider"])
 
 
 # TaskSet: eight numbers of an optimizer, 50 reports of the validation loss
@@ -238,5 +236,7 @@ def objective_of(name: str) -> Objective:
 def _file(path: str) -> Path:
     found = DATA / path
     if not found.exists():
-        raise PeerMissing(f"{found} is not there: the learning curves are not part of the project (see bench/README.md)")
+        raise PeerMissing(
+            f"{found} is not there: the learning curves are not part of the project (see bench/README.md)"
+        )
     return found

@@ -8,14 +8,15 @@ from bench.tables.clock import Move
 from bench.tables.objectives import Objective
 from racimo.agent.propose_protocol import ProposerAsk
 from racimo.decide.tune.accept import accept
+from racimo.decide.tune.known import outcome_of
 from racimo.decide.tune.lanes import Lanes
-from racimo.spec.proposer import MAX_COUNT, NUM_BEST, Outcome, window_from
+from racimo.spec.proposer import MAX_COUNT, NUM_BEST, window_from
 from racimo.spec.run import RunSpec
 from racimo.spec.study import PURE_PROPOSERS, StudySpec
 from racimo.state import events as ev
 from racimo.state.nouns import Run, Worker
 from racimo.state.study import Study
-from racimo.state.trials import Grant, Result, SliceOutcome, Trial
+from racimo.state.trials import Grant, Result, SliceOutcome
 from racimo.worker.tune.propose_answers import Answers
 
 RUN = "simulated"
@@ -155,21 +156,10 @@ class Proposing:
             seed=self._seed,
             newest_from=newest_from,
             best=tuple(best),
-            outcomes=tuple(_outcome(study.trials[number]) for number in tell),
+            outcomes=tuple(outcome_of(study.trials[number], study.levels) for number in tell),
             terms=study.terms if self._terms is None else None,
         )
         proposed = self._answers.answer(ask)
         assert proposed.failure is None and not proposed.missing and not proposed.needs_terms, proposed
         self._terms, self._told_upto, self._window = study.terms, seq, window
         return accept(study, RUN, self._seed, ask.count, proposed.proposals)
-
-
-def _outcome(trial: Trial) -> Outcome:
-    """As `control.proposing` has it, which cannot be imported without the control process's own dependencies."""
-    return Outcome(
-        number=trial.number,
-        values=trial.values,
-        status=trial.status,
-        rounds=trial.rounds,
-        metrics=trial.metrics,
-    )

@@ -3,6 +3,7 @@ constant liar for parallel workers, and Hyperband or successive halving as the p
 """
 
 import optuna
+
 from bench.tables.clock import Move
 from bench.tables.objectives import Objective, Values
 

@@ -6,10 +6,11 @@ import random
 from typing import Any
 
 import optuna
-from bench.tables.clock import Move
-from bench.tables.objectives import Objective, Values
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
+
+from bench.tables.clock import Move
+from bench.tables.objectives import Objective, Values
 
 ETA = 3
 

@@ -10,12 +10,13 @@ import logging
 import math
 from typing import Any
 
-from bench.tables.clock import Move
-from bench.tables.objectives import Objective
 from syne_tune.backend.trial_status import Trial
 from syne_tune.config_space import lograndint, loguniform, randint, uniform
 from syne_tune.optimizer.baselines import ASHA, ASHABORE, ASHACQR, BOHB
 from syne_tune.optimizer.scheduler import SchedulerDecision
+
+from bench.tables.clock import Move
+from bench.tables.objectives import Objective
 
 ETA = 3
 _BEGAN = datetime.datetime(2026, 1, 1)

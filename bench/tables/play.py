@@ -16,8 +16,10 @@ import numpy as np
 from bench.tables.clock import MAX_ROUNDS, TARGET_REGRET, Limits, Played, System, play
 from bench.tables.objectives import LCBench, Objective, objective_of
 
-HORIZON_TRIALS = 300
-"""A run ends, without the target, when it has had the time of so many complete trainings, all workers together."""
+HORIZON_TRIALS = 100
+HORIZON_GENERATIONS = 3
+"""A run ends, without the target, when it has had the time of so many complete trainings, all workers together, and
+each worker that of `HORIZON_GENERATIONS`."""
 NUM_MEASURED = 200
 """Random configurations over which the time of a complete training is averaged."""
 
@@ -82,8 +84,8 @@ def full_training_s(name: str) -> float:
 def answer(order: Order) -> Answer:
     objective = objective_of(order.objective)
     random.seed(order.seed)
-    np.random.seed(order.seed)  # noqa: NPY002 - what some peers draw from
-    horizon_s = HORIZON_TRIALS * full_training_s(order.objective) / order.workers
+    np.random.seed(order.seed)  # what some peers draw from
+    horizon_s = max(HORIZON_TRIALS / order.workers, HORIZON_GENERATIONS) * full_training_s(order.objective)
     limits = Limits(
         horizon_s=horizon_s if order.rounds == MAX_ROUNDS else float("inf"),
         rounds=order.rounds,

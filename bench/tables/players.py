@@ -16,7 +16,7 @@ import msgspec
 
 from bench.harness import Deadline, say
 from bench.peers import ROOT, clean_environment
-from bench.tables.play import HORIZON_TRIALS, Answer, Order
+from bench.tables.play import HORIZON_GENERATIONS, HORIZON_TRIALS, Answer, Order
 from bench.tune_peers import TUNE_PACKAGES, TUNE_VENV, tune_python
 
 PROCESSES = int(os.environ.get("BENCH_PROCESSES", "2"))
@@ -116,7 +116,7 @@ class _Kept:
         """Another version of a peer, of its adapter or of the horizon is another file."""
         tables = ROOT / "bench" / "tables"
         sources = [tables / "clock.py", tables / "objectives.py", tables / f"peers_{system.partition('-')[0]}.py"]
-        seen = hashlib.sha256("\n".join([*TUNE_PACKAGES, str(HORIZON_TRIALS)]).encode())
+        seen = hashlib.sha256("\n".join([*TUNE_PACKAGES, f"{HORIZON_TRIALS} {HORIZON_GENERATIONS}"]).encode())
         for source in sources:
             seen.update(source.read_bytes())
         return self._folder / f"{system}-{seen.hexdigest()[:12]}.jsonl"

@@ -18,13 +18,13 @@ from racimo.control.carrier import Carrier
 from racimo.control.core import FIRST_EXEC_INDEX
 from racimo.control.loop import Loop
 from racimo.control.secrets import SecretStore
+from racimo.decide.tune.known import outcome_of
 from racimo.spec.errors import RacimoError
-from racimo.spec.proposer import MAX_COUNT, NUM_BEST, Outcome, window_from
+from racimo.spec.proposer import MAX_COUNT, NUM_BEST, window_from
 from racimo.spec.quantity import format_duration
 from racimo.spec.study import StudySpec
 from racimo.state.nouns import Exit, Failure, Run, Worker, worker_id
 from racimo.state.study import Study
-from racimo.state.trials import Trial
 
 MODULE = "racimo.worker.tune.propose_process"
 MAX_DEATHS = 6
@@ -166,7 +166,7 @@ class Proposing:
             seed=self._loop.core.state.runs[run].spec.seed,
             newest_from=newest_from,
             best=tuple(best),
-            outcomes=tuple(outcome_of(study.trials[number]) for number in tell),
+            outcomes=tuple(outcome_of(study.trials[number], study.levels) for number in tell),
             terms=None if same else msgspec.structs.replace(study.terms, points=(), defaults={}),
         )
         return ask, window
@@ -226,16 +226,6 @@ class Proposing:
             how = f": signal {ending.signal}" if ending.signal else f": exit code {ending.code}"
         message = f"the proposing process ended {deaths} times without an answer{how}"
         return Proposed(number=0, failure=Failure(code="proposer-failed", message=message, hint=f"racimo logs {run}"))
-
-
-def outcome_of(trial: Trial) -> Outcome:
-    return Outcome(
-        number=trial.number,
-        values=trial.values,
-        status=trial.status,
-        rounds=trial.rounds,
-        metrics=trial.metrics,
-    )
 
 
 def _late(study: Study, limit_s: float) -> Failure:

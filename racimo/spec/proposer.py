@@ -29,13 +29,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of one trial. `status` as `TrialStatus`: waiting and running ones have no final result yet, paused
     ones may go on, diverged ones told a metric that is not finite, failed ones raised or lost their worker too often.
 
-    `rounds`: how often it has reported. `metrics`: what it reported last under each name."""
+    `rounds`: how often it has reported. `metrics`: what it reported last under each name. `curve`: the first objective
+    as it was after so many rounds, at those at which the scheduler compares trials."""
 
     number: int
     values: Values
     status: Literal["waiting", "running", "paused", "finished", "stopped", "diverged", "failed"]
     rounds: int = 0
     metrics: dict[str, float] = {}
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True):

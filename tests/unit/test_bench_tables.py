@@ -73,8 +73,8 @@ def test_rounds_of_a_trial_that_diverged_count_as_lost_before_and_after() -> Non
 
 
 def test_our_scheduler_in_simulated_time_stops_what_diverged_at_once_and_pauses_what_is_not_good() -> None:
-    system = Racimo(Line(diverges_above=0.5), 4, seed=3, proposer="random")
-    played = play(system, Line(diverges_above=0.5), 4, Limits(horizon_s=math.inf, rounds=600, target=-1.0))
+    system = Racimo(Line(diverges_above=0.22), 4, seed=3, proposer="random")
+    played = play(system, Line(diverges_above=0.22), 4, Limits(horizon_s=math.inf, rounds=600, target=-1.0))
     diverged = [trial for trial in system.study.trials if trial.status == "diverged"]
     assert diverged and all(trial.rounds == 2 for trial in diverged)
     assert system.study.paused and played.idle_s == 0.0

@@ -21,6 +21,10 @@ def make_proposer(terms: StudySpec, seed: int, folder: Path) -> Proposer:
         from racimo.worker.tune.propose_cma import CmaProposer
 
         return CmaProposer(space, objectives, seed, limits=terms.limits, levels=compared)
+    if terms.proposer == "gp" and len(objectives) == 1:
+        from racimo.worker.tune.propose_gp import GaussianProposer
+
+        return GaussianProposer(space, objectives, seed, limits=terms.limits, rounds=terms.rounds)
     if not terms.proposer_file:
         from racimo.worker.tune.propose_optuna import OptunaProposer
 
