@@ -54,7 +54,7 @@ def run() -> list[Row]:
                 f"torchrun, {peer_minutes} kills": torchrun_share,
                 f"Ray Train, {peer_minutes} kills": ray_share,
             },
-            note="undisturbed: the same run before the first kill, after the last, and from 25 s after each until the next; "
+            note="undisturbed: the same run before the first kill, and from 25 s after each until the next or the end; "
             "peers checkpoint every 10 steps",
         )
     ]
