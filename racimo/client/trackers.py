@@ -117,7 +117,7 @@ class TensorBoardFolder:
     def put(self, series: Series) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import api as hparams
+        from tensorboard.plugins.hparams import summary_v2 as hparams
 
         fresh = self._written.fresh(series)
         begins = series.key not in self._begun
