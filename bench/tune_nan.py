@@ -11,13 +11,15 @@ PEERS = ("ray-random", "ray-optuna", "optuna-hyperband", "syne-asha")
 WORKERS = 8
 ROUNDS = 3_000
 """Of training in all, in each study: sixty complete trainings."""
-SEEDS, QUICK_SEEDS = 10, 2
+SEEDS, QUICK_SEEDS = 10, 1
+LEAST_PART = 0.05
+"""Of a task's configurations diverge."""
 
 
 def run() -> list[Row]:
     tune_python()
     seeds = QUICK_SEEDS if quick() else SEEDS
-    tasks = nan_tasks()
+    tasks = nan_tasks()[: 2 if quick() else None]
     orders = {
         (system, task): [order(system, task, seed) for seed in range(seeds)]
         for system in (*OURS, *PEERS)
@@ -47,8 +49,9 @@ def run() -> list[Row]:
 
 
 def nan_tasks() -> list[str]:
+    """Six of the twelve; in three others one to three of the 1,000 configurations diverge."""
     names = [f"taskset-{task}" for task in taskset_tasks()]
-    return [name for name in names if getattr(objective_of(name), "has_nan", False)]
+    return [name for name in names if getattr(objective_of(name), "nan_part", 0.0) >= LEAST_PART]
 
 
 def order(system: str, task: str, seed: int) -> Order:

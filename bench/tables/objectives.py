@@ -187,7 +187,7 @@ class TaskSet:
         self.space, self._units = _taskset_space()
         table = _taskset()[task][:, 1:]  # the first is before training
         self._curves = [Curve(row, np.ones(len(row))) for row in table.astype(float)]
-        self.has_nan = bool(np.isnan(table).any())
+        self.nan_part = float(np.isnan(table).any(axis=1).mean())
         finite = np.where(np.isfinite(table), table, np.inf).min(axis=1)
         self.best, self.worst = float(finite.min()), float(np.median(finite))
 
