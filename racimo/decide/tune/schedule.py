@@ -115,4 +115,4 @@ def scheduler_of(study: Study, seed: int = 0) -> Scheduler:
         case "population":
             return Population(seed)
         case other:
-            raise NotImplementedError(other)
+            raise AssertionError(other)
