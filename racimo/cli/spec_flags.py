@@ -83,10 +83,10 @@ def fields_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
     if given["secret"]:
         fields["secrets"] = given["secret"]
     if given["variable"]:
-        fields["variables"] = dict(_split(word, prog, "--variable") for word in given["variable"])
+        fields["variables"] = dict(name_and_value(word, prog, "--variable") for word in given["variable"])
     if given.get("config"):
-        pairs = (_split(word, prog, "--config") for word in given["config"])
-        fields["config"] = {key: _json_or_text(value) for key, value in pairs}
+        pairs = (name_and_value(word, prog, "--config") for word in given["config"])
+        fields["config"] = {key: json_or_text(value) for key, value in pairs}
     checkpoint = {
         key: given[f"checkpoint_{key}"] for key in ("to", "every", "keep") if given.get(f"checkpoint_{key}") is not None
     }
@@ -114,14 +114,16 @@ def slurm_memory(text: str) -> str:
     return f"{text}iB" if text[-1:].upper() in ("K", "M", "G", "T") else text
 
 
-def _split(word: str, prog: str, option: str) -> tuple[str, str]:
+def name_and_value(word: str, prog: str, option: str) -> tuple[str, str]:
+    """The parts of NAME=VALUE; `UsageError` naming the option if it is none."""
     name, equals, value = word.partition("=")
     if not equals or not name:
         raise UsageError(f"{prog}: {option} takes NAME=VALUE, not {word!r}")
     return name, value
 
 
-def _json_or_text(value: str) -> Any:
+def json_or_text(value: str) -> Any:
+    """What the JSON says, or the text where it is none."""
     try:
         return json.loads(value)
     except ValueError:

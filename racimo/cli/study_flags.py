@@ -1,11 +1,10 @@
 """The `study` of a tune run as flags."""
 
 import argparse
-import json
 from typing import Any
 
 from racimo.cli.parser import count
-from racimo.cli.usage import UsageError
+from racimo.cli.spec_flags import json_or_text, name_and_value
 
 _PLAIN = (
     "trials",
@@ -68,10 +67,10 @@ def study_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
     if given["space"]:
         study["space"] = dict(_parameter(word, prog) for word in given["space"])
     if given["default"]:
-        pairs = (_pair(word, prog, "--default") for word in given["default"])
+        pairs = (name_and_value(word, prog, "--default") for word in given["default"])
         study["defaults"] = {name: _scalar(value) for name, value in pairs}
     if given["point"]:
-        points = ([_pair(pair, prog, "--point") for pair in word.split()] for word in given["point"])
+        points = ([name_and_value(pair, prog, "--point") for pair in word.split()] for word in given["point"])
         study["points"] = [{name: _scalar(value) for name, value in point} for point in points]
     if given["trial_retries"] is not None:
         study["retries"] = given["trial_retries"]
@@ -85,22 +84,12 @@ def study_from_flags(args: argparse.Namespace, prog: str) -> dict[str, Any]:
 
 
 def _parameter(word: str, prog: str) -> tuple[str, Any]:
-    name, value = _pair(word, prog, "--space")
+    name, value = name_and_value(word, prog, "--space")
     if value.startswith("[") and value.endswith("]"):
         return name, [_scalar(item.strip()) for item in value[1:-1].split(",")]
     return name, value
 
 
-def _pair(word: str, prog: str, option: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not name:
-        raise UsageError(f"{prog}: {option} takes NAME=VALUE, not {word!r}")
-    return name, value
-
-
 def _scalar(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
+    value = json_or_text(text)
     return value if isinstance(value, bool | int | float | str) or value is None else text
